@@ -1,0 +1,5 @@
+"""Reference tensor subclasses: complete, tested, and meant to be read and copied."""
+
+from reference_impls.int8 import Int8Tensor
+
+__all__ = ["Int8Tensor"]

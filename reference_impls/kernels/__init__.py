@@ -1,0 +1,1 @@
+"""Numerical kernels on plain tensors: they know nothing of tensor subclasses."""

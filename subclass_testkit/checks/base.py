@@ -1,0 +1,341 @@
+"""What every group of checks is made of: the case it runs on, and `agree`, which compares an operation with its oracle."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import warnings
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from subclass_testkit import inputs, oracle
+from subclass_testkit.oracle import EXACT, Tolerance
+from subclass_testkit.outcome import CheckFailed, CheckSkipped, Finding, Refused
+from subclass_testkit.script import Script, assertion, execute, last_line
+from subclass_testkit.subject import Subject
+
+
+@dataclass(frozen=True)
+class Case:
+    """A subject at one point of its axes.
+
+    ``facts`` is what the claim probes measured (``activation_bits``, ``found`` claims, ...); shared by all cases of a run.
+    """
+
+    subject: Subject
+    variant: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    seed: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def found(self) -> frozenset[str]:
+        """The claims that hold for the subject, declared or found by probing."""
+        return frozenset(self.facts.get("found", ()))
+
+    @property
+    def activation_bits(self) -> int | None:
+        """Bits to which its linear rounds activations, declared or measured; None: not at all."""
+        return self.subject.activation_bits or self.facts.get("activation_bits", {}).get(self.variant)
+
+
+class CheckGroup:
+    """Base of the mixins. A check is a method that `@check` marks; it returns when the rule holds.
+
+    It ends a check early with `CheckFailed` (the rule is broken), `Refused` (the subject doesn't do that) or `CheckSkipped`
+    (the environment can't). `Script` and `agree` raise these by themselves.
+    """
+
+    group: ClassVar[str] = ""
+    case: Case
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        from subclass_testkit.testcase import expand_test_case
+
+        expand_test_case(cls)
+
+    # --- data, as source text
+
+    @property
+    def subject(self) -> Subject:
+        return self.case.subject
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.case.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.case.dtype
+
+    @property
+    def out_features(self) -> int:
+        return self.case.shape[-2] if len(self.case.shape) > 1 else 1
+
+    @property
+    def in_features(self) -> int:
+        return self.case.shape[-1]
+
+    def hp(self, seed: int = 0) -> str:
+        """The source text of the standard plain weight of this case; another ``seed`` gives other values."""
+        return inputs.weight(self.shape, self.dtype, self.case.seed + seed)
+
+    def x(self, *lead: int, seed: int = 0) -> str:
+        """The source text of an activation ``(*lead, in_features)``; default one of 5 rows."""
+        return inputs.activation((*(lead or (5,)), self.in_features), self.dtype, seed)
+
+    def grad(self, *lead: int) -> str:
+        """The source text of an output gradient ``(*lead, out_features)``."""
+        return inputs.activation((*(lead or (5,)), self.out_features), self.dtype, 7)
+
+    def bias(self) -> str:
+        """The source text of a bias ``(out_features,)``, too large to be dropped unnoticed."""
+        return inputs.bias(self.out_features, self.dtype)
+
+    def linear_tolerance(self) -> Tolerance:
+        """The tolerance of a product over the in_features."""
+        return oracle.multilinear(self.in_features)
+
+    def need_shape(self, condition: bool, why: str) -> None:
+        """Skip, with the reason, when this case's shape doesn't suit the check."""
+        if not condition:
+            raise CheckSkipped(f"shape {'x'.join(map(str, self.shape))}: {why}")
+
+    def linear(self, x: str = "x", w: str = "w", b: str | None = None) -> str:
+        """The text of a linear layer: ``F.linear(x, w, b)``, or the subject's own ``linear`` recipe."""
+        if self.subject.linear is None:
+            return f"F.linear({x}, {w}, {b})" if b else f"F.linear({x}, {w})"
+        recipe = self.subject.linear if isinstance(self.subject.linear, str) else "linear(x, w, b)"
+        names = {"x": x, "w": w, "b": b or "None"}
+        return re.sub(r"\b[xwb]\b", lambda m: names[m[0]], recipe)
+
+    # --- running
+
+    def script(self, hp: str | None = None, **texts: str) -> Script:
+        """A script with ``hp``, ``w`` and ``d`` made (from the standard weight unless ``hp`` is given), and ``texts`` as inputs."""
+        return Script(self.subject, self.hp() if hp is None else hp, texts)
+
+    def agree(
+        self,
+        operation: str,
+        *,
+        tolerance: Tolerance = EXACT,
+        hp: str | None = None,
+        setup: str = "",
+        strides: bool = False,
+        mutates: bool = False,
+        suspects: dict[str, str] | None = None,
+        likely: str = "",
+        **texts: str,
+    ) -> Any:
+        """Run ``operation`` on the subclass and on its plain values; the two must agree.
+
+        Args:
+            operation: an expression over ``w`` (``"w[8:16]"``), or several lines of which the last is an expression (what is compared:
+                a tensor, a number, or a tuple of these).
+            tolerance: how near; products and gradients that are linear in every input take ``multilinear``.
+            setup: lines that run once before, in the script.
+            strides: where the class is kept, strides must be those of the plain result.
+            mutates: the operation is meant to change ``w``; otherwise no operand may change.
+            suspects: what a wrong result may be: sentence -> operation on plain values that gives it
+                (``{"the result without bias": "F.linear(x, w)"}``); the first that fits becomes the diagnosis.
+            texts: further inputs by name, as source text (``x=self.x()``).
+
+        Returns:
+            What the operation returned on the subclass.
+        """
+        script = self.script(hp, **texts)
+        if setup:
+            script.run(setup)
+        operation = textwrap.dedent(operation).strip("\n")
+        want = self._oracle(script, operation)
+        operands = {name: script[name] for name in ("w", *texts) if isinstance(script[name], torch.Tensor)}
+        before = {} if mutates else {name: oracle.Snapshot.of(t) for name, t in operands.items()}
+        call_got, call_want = self._calls(script, operation)
+        try:
+            got = execute(_function(operation, script) + f"\n{call_got}" if "\n" in operation else operation, script.ns)
+        except (CheckFailed, CheckSkipped, Refused, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            if isinstance(want, _Raised):
+                return None
+            script.note(call_got)
+            script.blame(error, last_line(operation))
+        if isinstance(want, _Raised):
+            raise CheckSkipped(f"torch itself can't: {last_line(operation)} on plain {self.dtype}: {want.text}")
+        label = last_line(operation) if "\n" not in operation else last_line(operation).join(("the result of `", "`"))
+        script.ns["got"] = got
+        actual = script.read(got, call_got)
+        bound = self._bound(tolerance, script, operation, want)
+        kept = isinstance(got, self.subject.cls)
+        if strides and kept and isinstance(want, torch.Tensor) and got.stride() != want.stride() and got.shape == want.shape and got.numel() > 1:
+            script.note(f"assert ({call_got}).stride() == ({call_want}).stride()")
+            raise CheckFailed(Finding("stride", f"{label} reports stride {got.stride()}, expected {want.stride()}.", likely, script.text()))
+        found = self._outer(got, want, label) or oracle.compare(actual, want, bound, label)
+        if found:
+            found.likely = self._diagnose(script, operation, suspects or {}, actual, want, got, bound) or likely
+            worst = bound if isinstance(bound, torch.Tensor) else None
+            found.reproduction = script.text(assertion(found, call_got, call_want, worst))
+            raise CheckFailed(found)
+        for name, snapshot in before.items():
+            change = snapshot.changes(operands[name])
+            if change:
+                script.note(call_got)
+                raise CheckFailed(
+                    Finding("mutated", f"{label} changed its operand {name}: {change}.", likely, script.text("assert_unchanged = " + repr(change)))
+                )
+        return got
+
+    def refuses_or_raises(self, script: Script, source: str, message: str) -> BaseException:
+        """Run what must raise; the error, whatever it is except an accident. ``message`` says what it means when nothing is raised."""
+        script.note(source)
+        try:
+            execute(textwrap.dedent(source).strip("\n"), script.ns)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            if oracle.judge_exception(error, self.subject.refusals) == "accident" and not isinstance(error, TypeError | IndexError):
+                script.blame(error, last_line(source))
+            return error
+        raise CheckFailed(Finding("no-error", message, reproduction=script.text("raise AssertionError('no error')")))
+
+    # --- parts of agree
+
+    def _oracle(self, script: Script, operation: str) -> Any:
+        ns = {**script.ns, "w": script["d"].clone()}
+        try:
+            for name, text in script.inputs.items():
+                ns[name] = execute(text, ns)  # a fresh copy: the oracle's run and the subject's must not meet
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                value = execute(_function(operation, script) + f"\noperation({_arguments(script)})" if "\n" in operation else operation, ns)
+        except Exception as error:
+            return _Raised(oracle.describe(error))
+        return _detached(value)
+
+    def _calls(self, script: Script, operation: str) -> tuple[str, str]:
+        """How the operation is called on the subclass and on plain values; defines it as a function where it is several lines."""
+        if "\n" in operation:
+            script.note(_function(operation, script))
+            arguments = _arguments(script)
+            return f"operation({arguments})", f"operation({arguments.replace('w', 'd', 1)})"
+        return operation, re.sub(r"\bw\b", "d", operation)
+
+    def _bound(self, tolerance: Tolerance, script: Script, operation: str, want: Any) -> Any:
+        if tolerance.kind == "exact":
+            return None
+        if tolerance.kind == "elementwise":
+            return _map(want, lambda t: oracle.elementwise_bound(t, tolerance.roundings))
+        magnitude = self._magnitude(script, operation, None)
+        extra = None
+        if self.case.activation_bits and "x" in script.inputs:
+            stepped = self._magnitude(script, operation, self.case.activation_bits)
+            extra = _zip(stepped, magnitude, lambda s, m: (s - m).abs())
+        return _zip2(want, magnitude, extra, tolerance.length)
+
+    def _magnitude(self, script: Script, operation: str, bits: int | None) -> Any:
+        """The operation on absolute values in float64; with ``bits``, of an activation increased by a step of that rounding."""
+        ns = dict(script.ns)
+        ns["w"] = oracle.absolute(script["d"])
+        for name in script.inputs:
+            ns[name] = oracle.absolute(script[name])
+        if bits:
+            largest = ns["x"].amax(-1, keepdim=True) if ns["x"].dim() else ns["x"]
+            ns["x"] = ns["x"] + largest / (2 ** (bits - 1) - 1)
+        for name in script.inputs:
+            if isinstance(script[name], torch.Tensor) and script[name].requires_grad:
+                ns[name] = ns[name].requires_grad_()
+        source = _function(operation, script) + f"\noperation({_arguments(script)})" if "\n" in operation else operation
+        try:
+            return _detached(execute(source, ns))
+        except Exception as error:
+            raise CheckSkipped(f"no error bound: {last_line(operation)} on float64: {oracle.describe(error)}") from error
+
+    def _outer(self, got: Any, want: Any, label: str) -> Finding | None:
+        """The outer report of a subclass result (its shape and dtype), which reading its values would hide."""
+        if not (isinstance(got, self.subject.cls) and isinstance(want, torch.Tensor)):
+            return None
+        for what in ("shape", "dtype"):
+            g, w = getattr(got, what), getattr(want, what)
+            if g != w:
+                g, w = (list(g), list(w)) if what == "shape" else (g, w)
+                return Finding(what, f"{label} reports {what} {g}, expected {w}.")
+        return None
+
+    def _diagnose(self, script: Script, operation: str, suspects: dict[str, str], actual: Any, want: Any, got: Any, bound: Any) -> str:
+        for sentence, suspect in suspects.items():
+            ns = {**script.ns, "w": script["d"].clone()}
+            try:
+                value = _detached(execute(suspect, ns))
+            except Exception:
+                continue
+            if oracle.compare(actual, value, bound if not isinstance(bound, list | tuple) else None, "") is None:
+                return f"the result equals {sentence}."
+        if isinstance(got, self.subject.cls):
+            return _inner_story(script["w"], got)
+        return ""
+
+
+@dataclass(frozen=True)
+class _Raised:
+    """The oracle itself raised."""
+
+    text: str
+
+
+def _inner_story(w: torch.Tensor, got: torch.Tensor) -> str:
+    """Which inner tensors an operation changed in shape, and which it left whole."""
+    before, after = oracle.inner_tensors(w), oracle.inner_tensors(got)
+    parts = []
+    for name in before.keys() & after.keys():
+        old, new = before[name], after[name]
+        if old.shape == new.shape and old.device.type != "meta" and oracle.same_bits(old, new):
+            parts.append(f"{name} {list(old.shape)} is unchanged")
+        else:
+            parts.append(f"{name} {list(old.shape)} -> {list(new.shape)}")
+    return f"inner tensors: {', '.join(sorted(parts))}." if parts else ""
+
+
+def _function(operation: str, script: Script) -> str:
+    lines = operation.splitlines()
+    body = [*lines[:-1], f"return {lines[-1]}"]
+    return f"def operation({_arguments(script)}):\n" + textwrap.indent("\n".join(body), "    ")
+
+
+def _arguments(script: Script) -> str:
+    return ", ".join(["w", *script.inputs])
+
+
+def _detached(value: Any) -> Any:
+    return _map(value, lambda t: t.detach())
+
+
+def _map(value: Any, f: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return f(value)
+    if isinstance(value, list | tuple):
+        return tuple(_map(v, f) for v in value)
+    return value
+
+
+def _zip(a: Any, b: Any, f: Any) -> Any:
+    if isinstance(a, torch.Tensor):
+        return f(a, b)
+    if isinstance(a, list | tuple):
+        return tuple(_zip(x, y, f) for x, y in zip(a, b, strict=True))
+    return None
+
+
+def _zip2(want: Any, magnitude: Any, extra: Any, length: int) -> Any:
+    if isinstance(want, torch.Tensor):
+        if not want.dtype.is_floating_point:
+            return None
+        return oracle.multilinear_bound(magnitude, want.dtype, length, extra)
+    if isinstance(want, list | tuple):
+        parts = extra if extra is not None else (None,) * len(want)
+        return tuple(_zip2(w, m, e, length) for w, m, e in zip(want, magnitude, parts, strict=True))
+    return None

@@ -1,0 +1,158 @@
+"""What a subject supports: each claim is probed by the smallest operation that shows it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from subclass_testkit import oracle
+from subclass_testkit.check import CLAIMS
+from subclass_testkit.checks.base import Case, CheckGroup
+from subclass_testkit.outcome import CheckFailed, CheckSkipped, Refused
+
+
+@dataclass
+class Claim:
+    """A claim after probing. ``reason`` says what was seen."""
+
+    name: str
+    declared: bool
+    found: bool
+    reason: str
+
+    @property
+    def status(self) -> str:
+        word = "found" if self.found else "not found"
+        return f"declared, {word}" if self.declared else word
+
+
+class Probes(CheckGroup):
+    """One method a claim; it returns the reason when found, and raises when not. Not a group of checks."""
+
+    def wrapper(self) -> str:
+        if not self.subject.wrapper:
+            raise CheckSkipped("the subject says wrapper=False")
+        w = self.script()["w"]
+        if hasattr(w, "__tensor_flatten__"):
+            return "has __tensor_flatten__"
+        try:
+            keeps_values = w.numel() == 0 or torch._C._get_storage_access_error is not None and w.untyped_storage().data_ptr() != 0
+        except (AttributeError, RuntimeError, NotImplementedError):
+            keeps_values = _storage_pointer(w) != 0
+        if keeps_values:
+            raise CheckSkipped("keeps its values in its own storage, has no __tensor_flatten__")
+        return "has no storage of its own"
+
+    def quantized(self) -> str:
+        script = self.script()
+        if torch.equal(script["d"].to(self.dtype), script["hp"]):
+            raise CheckSkipped("to_plain(make(hp)) equals hp")
+        return "to_plain(make(hp)) differs from hp"
+
+    def inference(self) -> str:
+        script = self.script(x=self.x())
+        call = self.linear()
+        got = script.read(script.value(call), call)
+        if self.subject.activation_bits is None:
+            bits = self._activation_bits(got, script["x"], script["d"])
+            if bits:
+                self.case.facts.setdefault("activation_bits", {})[self.case.variant] = bits
+                return f"{call} works; it rounds activations to {bits} bits"
+        return f"{call} works"
+
+    def _activation_bits(self, got: Any, x: torch.Tensor, d: torch.Tensor) -> int | None:
+        """8 if the linear is as far from the dense one as rounding activations to 8 bits explains, and no nearer."""
+        if not isinstance(got, torch.Tensor) or got.shape != (*x.shape[:-1], d.shape[0]):
+            return None
+        x, d, got = x.double(), d.double(), got.double()
+        error = (got - x @ d.t()).abs()
+        exact = oracle.multilinear_bound(x.abs() @ d.abs().t(), self.dtype, x.shape[-1], None)
+        if bool((error <= exact).all()):
+            return None
+        step = x.abs().amax(-1, keepdim=True) / 127
+        return 8 if bool((error <= exact + step * d.abs().sum(-1)).all()) else None
+
+    def training(self) -> str:
+        script = self.script(x=self.x())
+        script.run("p = nn.Parameter(w)")
+        script.run(f"{self.linear(w='p')}.sum().backward()")
+        if script["p"].grad is None:
+            raise CheckSkipped("a Parameter of it gets no gradient from a linear")
+        script.run("torch.optim.SGD([p], lr=0.1).step()")
+        return "a Parameter gets a gradient, and SGD steps"
+
+    def compile(self) -> str:
+        script = self.script(x=self.x())
+        torch._dynamo.reset()
+        script.run(f"torch.compile(lambda x, w: {self.linear()}, backend='eager')(x, w)")
+        return "torch.compile(linear, backend='eager') works"
+
+    def export(self) -> str:
+        script = self.script(x=self.x())
+        script.run(
+            f"class M(nn.Module):\n    def __init__(self, w):\n        super().__init__()\n        self.w = nn.Parameter(w, False)\n"
+            f"    def forward(self, x):\n        return {self.linear(w='self.w')}\n"
+            f"torch.export.export(M(w), (x,), strict=False)"
+        )
+        return "torch.export.export of a linear works"
+
+    def serialization(self) -> str:
+        script = self.script()
+        script.run("f = io.BytesIO(); torch.save(w, f); _ = f.seek(0)\nv = torch.load(f, weights_only=False)")
+        return "torch.save and torch.load work"
+
+    def devices(self) -> str:
+        script = self.script()
+        script.run("v = w.to('meta')")
+        if script["v"].device.type != "meta":
+            raise CheckSkipped(f"w.to('meta') stays on {script['v'].device}")
+        return "w.to('meta') works"
+
+    def serving(self) -> str:
+        script = self.script()
+        script.run("p = nn.Parameter(w, False)\nwith torch.no_grad():\n    p.narrow(0, 0, 1).copy_(w.narrow(0, 0, 1))")
+        return "p.narrow(0, 0, 1).copy_(shard) works"
+
+    def optimizer_state(self) -> str:
+        script = self.script()
+        if "optimizer_state" not in self.subject.declared:
+            raise CheckSkipped("only when declared")
+        script.run("w.copy_(hp * 0.5)")
+        return "copy_ from plain values works"
+
+    def tensor_parallel(self) -> str:
+        raise CheckSkipped("this version of the kit has no distributed checks")
+
+    def fsdp2(self) -> str:
+        raise CheckSkipped("this version of the kit has no distributed checks")
+
+
+def _storage_pointer(w: torch.Tensor) -> int:
+    try:
+        return w.data_ptr()
+    except RuntimeError:
+        return 0
+
+
+def probe(case: Case, name: str) -> Claim:
+    """Probe one claim; what the probe measures on the way goes into ``case.facts``."""
+    probes = object.__new__(Probes)
+    probes.case = case
+    method: Callable[[], str] = getattr(probes, name)
+    declared = name in case.subject.declared
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return Claim(name, declared, True, method())
+    except (Refused, CheckSkipped) as error:
+        return Claim(name, declared, False, str(error))
+    except CheckFailed as error:
+        # An accident is no refusal: the checks of this claim shall run, and find it.
+        return Claim(name, declared, True, f"probing it: {error}")
+
+
+NAMES = tuple(CLAIMS)

@@ -1,0 +1,1 @@
+"""Broken subclasses, one file an intended check group; each class has a single defect."""

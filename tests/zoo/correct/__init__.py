@@ -1,0 +1,1 @@
+"""Correct subclasses, one a file."""
