@@ -18,14 +18,16 @@ What this file leaves out: what the numbers mean. `values.py` adds that for clas
 """
 
 import copy
-import functools
 import hashlib
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
+from typing_extensions import Self
 
 from reference_impls import schema
 
@@ -33,12 +35,16 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 aten = torch.ops.aten
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
 # Registries: class -> operator -> handler. Only `implements*` write to them.
 _OPERATORS: dict[type, dict[Any, Callable[..., Any]]] = {}
 _FUNCTIONS: dict[type, dict[Any, Callable[..., Any]]] = {}
 
 
-def _lookup(registry: dict[type, dict[Any, Callable[..., Any]]], cls: type, key: Any) -> Callable[..., Any] | None:
+def _lookup(
+    registry: dict[type, dict[Any, Callable[..., Any]]], cls: type, key: Any
+) -> Callable[..., Any] | None:
     """The handler of the first class in the MRO that has one.
 
     Looked up at call time: what a parent registers later reaches its children, and what a child registers never
@@ -77,7 +83,9 @@ class WrapperTensor(torch.Tensor):
 
     def mapped(self, function: Callable[[torch.Tensor], torch.Tensor], **changes: Any) -> Self:
         """`rebuilt` around `function(inner)` of each inner tensor."""
-        return self.rebuilt({name: function(tensor) for name, tensor in self.inner_tensors.items()}, **changes)
+        return self.rebuilt(
+            {name: function(tensor) for name, tensor in self.inner_tensors.items()}, **changes
+        )
 
     def attributes_of_copy(self) -> dict[str, Any]:
         """The attributes that differ in a copy, which shares no memory with anything. None by default."""
@@ -112,7 +120,9 @@ class WrapperTensor(torch.Tensor):
         return _register(_OPERATORS, cls, operators)
 
     @classmethod
-    def implements_torch_function(cls, functions: Callable | Iterable[Callable]) -> Callable[[Handler], Handler]:
+    def implements_torch_function(
+        cls, functions: Callable | Iterable[Callable]
+    ) -> Callable[[Handler], Handler]:
         """Register a replacement for python-level functions (`F.linear`, `torch.Tensor.tolist`).
 
         The handler is called with the caller's arguments: give it the signature of the function it replaces.
@@ -141,11 +151,9 @@ class WrapperTensor(torch.Tensor):
         handler = _lookup(_OPERATORS, cls, func)
         if handler is None:
             return cls._fallback(func, arguments)
-        result = handler(func, *arguments)
-        # inference tensors have no version counter, and torch refuses to alias their storages
-        if schema.returns_alias(func) and not torch.is_inference_mode_enabled():
-            return return_and_correct_aliasing(func, arguments, {}, result)
-        return result
+        if schema.returns_alias(func):
+            return _view(handler, func, arguments)
+        return handler(func, *arguments)
 
     @classmethod
     def _fallback(cls, func: OpOverload, arguments: tuple[Any, ...]) -> Any:
@@ -209,6 +217,15 @@ class WrapperTensor(torch.Tensor):
         return f"{type(self).__name__}({', '.join(parts)})"
 
 
+def _view(handler: Callable[..., Any], func: OpOverload, arguments: tuple[Any, ...]) -> Any:
+    """Run the handler of a view operator and make its results aliases of `self` in torch's eyes."""
+    # A view of a normal tensor is a normal tensor, also under inference_mode: torch couldn't share the version
+    # counter with an inference tensor.
+    with torch.inference_mode(arguments[0].is_inference()):
+        result = handler(func, *arguments)
+    return return_and_correct_aliasing(func, arguments, {}, result)
+
+
 def _register(registry: dict[type, dict[Any, Any]], cls: type, keys: Any) -> Callable[[Handler], Handler]:
     keys = list(keys) if isinstance(keys, Iterable) else [keys]
 
@@ -219,17 +236,12 @@ def _register(registry: dict[type, dict[Any, Any]], cls: type, keys: Any) -> Cal
     return decorate
 
 
-@functools.cache
 def _is_familiar(kind: type) -> bool:
     """Whether an operand of this class may be handled here.
 
     Anything else is a foreign subclass (DTensor, say): its own handler must get its turn.
     """
-    from torch._subclasses.fake_tensor import FakeTensor
-    from torch._subclasses.functional_tensor import FunctionalTensor
-
-    plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    return kind in plain or issubclass(kind, (WrapperTensor, FakeTensor, FunctionalTensor))
+    return kind in _PLAIN or issubclass(kind, (WrapperTensor, FakeTensor, FunctionalTensor))
 
 
 # --- operators that are the same for every class ----------------------------------------------------------------

@@ -44,7 +44,11 @@ def _by_walking(blocks: Blocks, size: Sequence[int], stride: Sequence[int], offs
         return None
     walked = {walk.dim: walk for walk in walks if walk is not None}
     for dim in reversed(range(source.dim())):
-        blocks = _range(blocks, starts[dim], walked[dim]) if dim in walked else block_views.select(blocks, dim, starts[dim])
+        blocks = (
+            _range(blocks, starts[dim], walked[dim])
+            if dim in walked
+            else block_views.select(blocks, dim, starts[dim])
+        )
     kept = sorted(walked)
     blocks = block_views.permute(blocks, [kept.index(walk.dim) for walk in walks if walk is not None])
     for position, walk in enumerate(walks):
@@ -53,7 +57,9 @@ def _by_walking(blocks: Blocks, size: Sequence[int], stride: Sequence[int], offs
     return block_views.expand(blocks, size)
 
 
-def _by_reshaping_rows(blocks: Blocks, size: Sequence[int], stride: Sequence[int], offset: int) -> Blocks | None:
+def _by_reshaping_rows(
+    blocks: Blocks, size: Sequence[int], stride: Sequence[int], offset: int
+) -> Blocks | None:
     """A contiguous result that holds whole rows of a contiguous source: a range of rows in another shape."""
     source = blocks.qdata
     distance, count = offset - source.storage_offset(), torch.Size(size).numel()

@@ -109,7 +109,9 @@ def _slice_scale(
     if step == 1 and start % block == 0 and end % block == 0:
         return blocks.scale.narrow(dim, start // block, (end - start) // block), False
     raise refusal(
-        f"slice [{start}:{end}:{step}] along dim {dim}", blocks, f"it cuts blocks of {block} of the {n} elements"
+        f"slice [{start}:{end}:{step}] along dim {dim}",
+        blocks,
+        f"it cuts blocks of {block} of the {n} elements",
     )
 
 
@@ -188,7 +190,9 @@ def _merged_block(sizes: Sequence[int], block: Sequence[int]) -> int:
     flat = inner = 1
     for n, b in zip(reversed(sizes), reversed(block), strict=True):
         if b > 1 and flat != inner:
-            raise ValueError(f"blocks of {b} over several of the merged dimensions {tuple(sizes)} aren't contiguous")
+            raise ValueError(
+                f"blocks of {b} over several of the merged dimensions {tuple(sizes)} aren't contiguous"
+            )
         if b > 1:
             flat *= b
         inner *= n

@@ -8,17 +8,19 @@ What it leaves out: zero points, several kernels, layouts for faster kernels.
 """
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch._export.wrappers import mark_subclass_constructor_exportable_experimental
 from torch._ops import OpOverload
+from typing_extensions import Self
 
 from reference_impls import block_strided, block_views
 from reference_impls.block_views import Blocks
-from reference_impls.int8_linear import linear
+from reference_impls.int8_linear import checked_linear
 from reference_impls.kernels import blockwise
+from reference_impls.kernels.int8_linear import int8_weight_only_linear
 from reference_impls.values import ValueTensor
 
 aten = torch.ops.aten
@@ -95,7 +97,9 @@ class Int8Tensor(ValueTensor):
         doesn't fit the shape.
         """
         if not isinstance(hp, torch.Tensor) or not hp.is_floating_point():
-            raise TypeError(f"from_hp takes a floating-point tensor, not {getattr(hp, 'dtype', type(hp).__name__)}.")
+            raise TypeError(
+                f"from_hp takes a floating-point tensor, not {getattr(hp, 'dtype', type(hp).__name__)}."
+            )
         values = hp.dequantize() if isinstance(hp, ValueTensor) else hp
         return _FromHighPrecision.apply(values, _block_for(hp.shape, granularity), cls)
 
@@ -138,7 +142,9 @@ class Int8Tensor(ValueTensor):
 
 def _block_for(shape: torch.Size, granularity: Granularity) -> tuple[int, ...]:
     if not shape:
-        raise ValueError("a 0-dimensional tensor has no rows to quantize; use at least one dimension, hp.reshape(1).")
+        raise ValueError(
+            "a 0-dimensional tensor has no rows to quantize; use at least one dimension, hp.reshape(1)."
+        )
     row = max(shape[-1], 1)
     if granularity == "tensor":
         return tuple(max(n, 1) for n in shape)
@@ -302,6 +308,16 @@ def _empty_like(
     return type(self)(qdata, func(self.scale, **options), dtype)
 
 
+# --- linear -----------------------------------------------------------------------------------------------------
+
+
 @Int8Tensor.implements_torch_function(F.linear)
 def _linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    return linear(input, weight, bias)
+    return checked_linear(input, weight, bias)
+
+
+@Int8Tensor.implements(torch.ops.reference_impls.linear.default)
+def _linear_kernel(
+    func: OpOverload, x: torch.Tensor, weight: Int8Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    return int8_weight_only_linear(x, weight.qdata, weight.scale, bias)

@@ -43,15 +43,19 @@ def _positional_count(func: OpOverload) -> int:
 @functools.cache
 def _written_positions(func: OpOverload) -> tuple[int, ...]:
     return tuple(
-        i
-        for i, p in enumerate(func._schema.arguments)
-        if p.alias_info is not None and p.alias_info.is_write
+        i for i, p in enumerate(func._schema.arguments) if p.alias_info is not None and p.alias_info.is_write
     )
 
 
 def written(func: OpOverload, arguments: tuple[Any, ...]) -> list[torch.Tensor]:
     """The tensors that the call writes to (`self` of an in-place operator, `out=`, the lists of `_foreach_*_`)."""
     return [t for i in _written_positions(func) for t in tensors_in(arguments[i])]
+
+
+def written_in_lists(func: OpOverload, arguments: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Those of the written tensors that are items of a list."""
+    lists = [arguments[i] for i in _written_positions(func) if isinstance(arguments[i], (list, tuple))]
+    return [t for t in tensors_in(lists) if not t.is_inference()]
 
 
 @functools.cache

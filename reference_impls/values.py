@@ -17,10 +17,12 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_map_only
 
-from reference_impls import schema
+from reference_impls import operators, schema
 from reference_impls.base import WrapperTensor
 
-aten = torch.ops.aten
+
+# Operators in these namespaces write to arguments without saying so in their schemas.
+_UNTRUE_SCHEMAS = frozenset({"c10d"})
 
 
 class ValueTensor(WrapperTensor):
@@ -40,32 +42,16 @@ class ValueTensor(WrapperTensor):
 
     def dequantize(self) -> torch.Tensor:
         """The values as a plain tensor of the outer shape and dtype; differentiable."""
-        return _Dequantize.apply(self)
+        return operators.Dequantize.apply(self)
 
     @classmethod
     def _fallback(cls, func: OpOverload, arguments: tuple[Any, ...]) -> Any:
         targets = [t for t in schema.written(func, arguments) if isinstance(t, ValueTensor)]
         if targets and not schema.changes_metadata(func):
             return _run_and_write_back(func, arguments, targets)
-        if not targets and not schema.returns_alias(func):
+        if not targets and not schema.returns_alias(func) and func.namespace not in _UNTRUE_SCHEMAS:
             return _run_on_values(func, arguments)
         return super()._fallback(func, arguments)
-
-
-class _Dequantize(torch.autograd.Function):
-    """Values of a quantized tensor; the gradient of the values is the gradient of the tensor."""
-
-    @staticmethod
-    def forward(tensor: ValueTensor) -> torch.Tensor:
-        return tensor.values_copy()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return grad
 
 
 def _run_on_values(func: OpOverload, arguments: tuple[Any, ...]) -> Any:
@@ -81,13 +67,17 @@ def _run_and_write_back(func: OpOverload, arguments: tuple[Any, ...], targets: l
     schema.call(func, on_values)
     results = [
         result
-        for target, result in zip(schema.written(func, arguments), schema.written(func, on_values), strict=True)
+        for target, result in zip(
+            schema.written(func, arguments), schema.written(func, on_values), strict=True
+        )
         if isinstance(target, ValueTensor)
     ]
     for target, result in zip(targets, results, strict=True):
         _check_same_shape(func, target, result)
     for target, result in zip(targets, results, strict=True):
         target.write_values(result)
+    # torch counts the writes to `self`; those to the tensors in a list it leaves to the handler
+    torch.autograd.graph.increment_version(schema.written_in_lists(func, arguments))
     return schema.written_result(func, arguments)
 
 
@@ -108,7 +98,7 @@ def _check_same_shape(func: OpOverload, target: torch.Tensor, result: torch.Tens
         )
 
 
-@ValueTensor.implements(aten.dequantize.self)
+@ValueTensor.implements([torch.ops.reference_impls.dequantize.default, torch.ops.aten.dequantize.self])
 def _dequantize(func: OpOverload, self: ValueTensor) -> torch.Tensor:
     return self.values_copy()
 

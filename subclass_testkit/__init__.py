@@ -14,6 +14,7 @@ _HOME = {
     "Report": "suite",
     "CLAIMS": "check",
     "ConformanceTests": "checks",
+    "ClaimTests": "checks",
     "ProtocolTests": "checks",
     "SlicingTests": "checks",
     "EquivalenceTests": "checks",

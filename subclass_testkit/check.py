@@ -192,7 +192,7 @@ def select(ids: Iterable[str], globs: Iterable[str]) -> list[str]:
     for glob in globs:
         bare = glob.removeprefix("!")
         if not fnmatch.filter(ids, bare):
-            raise ValueError(f"no check matches {bare!r}{did_you_mean(bare, ids)}")
+            raise ValueError(f"checks: no check matches {bare!r}{did_you_mean(bare, ids)}")
         (negative if glob.startswith("!") else positive).append(bare)
     kept = [i for i in ids if not positive or any(fnmatch.fnmatchcase(i, g) for g in positive)]
     return [i for i in kept if not any(fnmatch.fnmatchcase(i, g) for g in negative)]
@@ -201,7 +201,12 @@ def select(ids: Iterable[str], globs: Iterable[str]) -> list[str]:
 def did_you_mean(word: str, valid: Iterable[str]) -> str:
     """``; did you mean 'x'?`` or, when nothing is near, the list of what is valid (if short)."""
     names = [str(v) for v in valid]
-    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    bare = _letters(word)
+    near = [n for n in names if bare and bare in _letters(n)] or difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     if near:
-        return f"; did you mean {near[0]!r}?"
+        return f"; did you mean {min(near, key=len)!r}?"
     return f"; valid are: {', '.join(sorted(names))}" if len(names) <= 20 else ""
+
+
+def _letters(word: str) -> str:
+    return "".join(c for c in word.lower() if c.isalnum() or c == "/")

@@ -58,6 +58,10 @@ class CheckSkipped(Exception):
     """The environment lacks what the check needs; the text says what."""
 
 
+class NotClaimed(Exception):
+    """The check is about something that the subject doesn't claim; the text says what."""
+
+
 @dataclass
 class Result:
     """One check instance after it ran."""

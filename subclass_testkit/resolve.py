@@ -7,6 +7,7 @@ import importlib.metadata
 import inspect
 import math
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
@@ -135,7 +136,7 @@ def complete(subject: Subject) -> Subject:
     for candidate in _recipes(subject):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            shapes = _legal_shapes(candidate, tried)
+            shapes = _legal_shapes(candidate, tried, inferred=not given)
         if not shapes:
             continue
         notes = [] if given else [f"make: {candidate.make_text}", f"to_plain: {candidate.to_plain_text}"]
@@ -191,7 +192,7 @@ def _own_names(cls: type) -> set[str]:
     return {n for k in cls.__mro__ if k not in torch.Tensor.__mro__ for n in vars(k)}
 
 
-def _legal_shapes(subject: Subject, tried: list[str]) -> tuple[tuple[int, ...], ...]:
+def _legal_shapes(subject: Subject, tried: list[str], *, inferred: bool) -> tuple[tuple[int, ...], ...]:
     """Legal shapes: a non-square one first, then a square one, then (where legal) an odd one and a 3-D one."""
     if subject.shapes is not None:
         return tuple(s for s in subject.shapes if _buildable(subject, s, subject.dtypes[0], tried))
@@ -199,12 +200,12 @@ def _legal_shapes(subject: Subject, tried: list[str]) -> tuple[tuple[int, ...], 
     if first is None:
         return ()
     found = [first]
+    free = subject.multiples_of == 1
     if len(first) == 2:
-        side = math.lcm(*_factors(subject, 2), first[1]) if isinstance(subject.multiples_of, tuple) else first[1]
-        if subject.multiples_of == 1 or side <= 512:
-            found.append((side, side))
-        found.append((33, 17))
-    if len(first) != 3 and (3 in subject.ndim or subject.make is None):
+        side = first[1] if free else math.lcm(*_factors(subject, 2), first[1])
+        found += [(side, side)] if side <= 512 and (side, side) != first else []
+        found += [(33, 17)] if free else []
+    if len(first) != 3 and (3 in subject.ndim or inferred):
         found.append((3, *first[-2:]))
     quiet: list[str] = []
     return tuple(s for s in found if s == first or _buildable(subject, s, subject.dtypes[0], quiet))
@@ -271,7 +272,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 def _cannot_build(subject: Subject, tried: list[str]) -> str:
     name = subject.cls.__name__
-    lines = list(dict.fromkeys(tried))
+    lines = list({re.sub(r"\d+x[x\d]+", "", line): line for line in reversed(tried)}.values())[::-1]  # one line a recipe and error
     shown = "\n".join(f"  {line}" for line in lines[:12]) or "  nothing applies to this class"
     more = f"\n  ... and {len(lines) - 12} more" if len(lines) > 12 else ""
     return (

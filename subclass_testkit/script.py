@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from subclass_testkit import oracle
-from subclass_testkit.outcome import CheckFailed, CheckSkipped, Finding, Refused
+from subclass_testkit.outcome import CheckFailed, CheckSkipped, Finding, NotClaimed, Refused
 from subclass_testkit.subject import Subject
 
 _MODULES = {
@@ -81,7 +81,7 @@ class Script:
         self.lines.extend(source.splitlines())
         try:
             return execute(source, self.ns)
-        except (CheckFailed, CheckSkipped, Refused, KeyboardInterrupt):
+        except (CheckFailed, CheckSkipped, NotClaimed, Refused, KeyboardInterrupt):
             raise
         except BaseException as error:
             self.blame(error, last_line(source))
@@ -112,7 +112,7 @@ class Script:
         """The value of an expression, with errors judged as in :meth:`run`."""
         try:
             value = execute(expression, self.ns)
-        except (CheckFailed, CheckSkipped, Refused, KeyboardInterrupt):
+        except (CheckFailed, CheckSkipped, NotClaimed, Refused, KeyboardInterrupt):
             raise
         except BaseException as error:
             self.lines.append(expression)

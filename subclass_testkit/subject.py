@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 import math
+import re
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -126,13 +127,11 @@ class Subject:
         lines = [line for line in self.imports.splitlines() if line.strip()]
         for recipe, name in ((self.make, "make"), (self.to_plain, "to_plain"), (self.linear, "linear")):
             if callable(recipe):
-                line = _spell(recipe, name).import_line
-                if line and line not in lines:
-                    lines.append(line)
-        bound = " ".join(lines)
-        if self.cls.__name__ not in bound and self.cls is not torch.Tensor:
-            lines.insert(0, f"from {self.cls.__module__} import {self.cls.__qualname__.split('.')[0]}")
-        return lines
+                lines += [line for line in _spell(recipe, name).import_line.splitlines() if line not in lines]
+        root = self.cls.__qualname__.split(".")[0]
+        if self.cls is not torch.Tensor and not any(re.search(rf"import .*\b{root}\b", line) for line in lines):
+            lines.insert(0, f"from {self.cls.__module__} import {root}")
+        return sorted(lines, key=lambda line: not line.startswith(("from ", "import ")))
 
     @property
     def make_text(self) -> str:
@@ -190,7 +189,8 @@ def _spell(recipe: Callable[..., Any], fallback: str) -> _Spelling:
     if qualname.endswith("<lambda>"):
         source = _lambda_source(recipe)
         if source:
-            return _Spelling(fallback, f"{fallback} = {source}", fallback, recipe)
+            lines = [*_globals_as_imports(recipe), f"{fallback} = {source}"]
+            return _Spelling(fallback, "\n".join(lines), fallback, recipe)
     return _Spelling(fallback, f"# {fallback}: {qualname or recipe!r} of {module}", fallback, recipe)
 
 
@@ -198,6 +198,18 @@ def _importable(module: str, root: str, text: str, value: Any, recipe: Any, fall
     if value is None or "<locals>" in text:
         return _Spelling(fallback, f"# {fallback}: {text} of {module}", fallback, recipe)
     return _Spelling(text, f"from {module} import {root}", root, value)
+
+
+def _globals_as_imports(function: Any) -> list[str]:
+    """Import lines for the global names that a lambda uses."""
+    lines = []
+    for name in function.__code__.co_names:
+        value = function.__globals__.get(name)
+        if isinstance(value, types.ModuleType) and value is not torch:
+            lines.append(f"import {value.__name__} as {name}")
+        elif isinstance(value, type | types.FunctionType) and value.__module__ != "__main__":
+            lines.append(f"from {value.__module__} import {value.__qualname__}" + (f" as {name}" if name != value.__qualname__ else ""))
+    return lines
 
 
 def _lambda_source(function: Any) -> str | None:

@@ -15,7 +15,7 @@ from subclass_testkit.check import Check, group_checks, registry, select
 from subclass_testkit.checks.base import Case, CheckGroup
 from subclass_testkit.claims import Claim
 from subclass_testkit.isolation import Worker, WorkerDied, can_fork
-from subclass_testkit.outcome import CheckFailed, CheckSkipped, Finding, Outcome, Refused, Result, instance_label
+from subclass_testkit.outcome import CheckFailed, CheckSkipped, Finding, NotClaimed, Outcome, Refused, Result, instance_label
 from subclass_testkit.subject import Subject
 
 Isolate = Literal["hazardous", "all", "none"]
@@ -143,7 +143,8 @@ class Run:
         return self.results[label]
 
     def _run(self, instance: Instance) -> Result:
-        missing = [c for c in instance.check.needs if not self.claims[c].found]
+        claims = self.claims  # probed before the first check, which then knows what the probes measured
+        missing = [c for c in instance.check.needs if not claims[c].found]
         if missing:
             reasons = "; ".join(f"{c}: {self.claims[c].reason}" for c in missing)
             return result_of(instance, Outcome.NOT_CLAIMED, message=reasons)
@@ -327,6 +328,8 @@ def judged(instance: Instance, case: Case) -> Result:
         return _refused(instance, refusal, case)
     except CheckSkipped as reason:
         return result_of(instance, Outcome.SKIPPED, message=str(reason))
+    except NotClaimed as reason:
+        return result_of(instance, Outcome.NOT_CLAIMED, message=str(reason))
     except KeyboardInterrupt:
         raise
     except BaseException as error:

@@ -64,6 +64,6 @@ def _scale_gradient(grad_weight: torch.Tensor, qdata: torch.Tensor, scale: torch
     """Each scale multiplies the codes of its block: the sum over the block of d loss / d weight * q."""
     block = blockwise.block_size(qdata.shape, scale.shape)
     product = grad_weight.to(scale.dtype) * qdata
-    return product.reshape(
-        qdata.shape[0] // block[0], block[0], qdata.shape[1] // block[1], block[1]
-    ).sum((1, 3))
+    return product.reshape(qdata.shape[0] // block[0], block[0], qdata.shape[1] // block[1], block[1]).sum(
+        (1, 3)
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from subclass_testkit.checks.base import CheckGroup
+from subclass_testkit.checks.claimed import ClaimTests
 from subclass_testkit.checks.compilation import CompilationTests
 from subclass_testkit.checks.copies import CopyTests
 from subclass_testkit.checks.devices import DeviceTests
@@ -16,6 +17,7 @@ from subclass_testkit.checks.protocol import ProtocolTests
 from subclass_testkit.checks.slicing import SlicingTests
 
 MIXINS: tuple[type[CheckGroup], ...] = (
+    ClaimTests,
     ProtocolTests,
     SlicingTests,
     EquivalenceTests,
@@ -30,8 +32,8 @@ MIXINS: tuple[type[CheckGroup], ...] = (
 )
 
 
-class ConformanceTests(ProtocolTests, SlicingTests, EquivalenceTests, GradientFlowTests, OptimizerTests, CompilationTests, ExportTests, DeviceTests, CopyTests, ModuleTests, KernelTests):
+class ConformanceTests(ClaimTests, ProtocolTests, SlicingTests, EquivalenceTests, GradientFlowTests, OptimizerTests, CompilationTests, ExportTests, DeviceTests, CopyTests, ModuleTests, KernelTests):
     """All checks: inherit it beside unittest.TestCase and set ``subject``."""
 
 
-__all__ = ["MIXINS", "CheckGroup", "ConformanceTests", "ProtocolTests", "SlicingTests", "EquivalenceTests", "GradientFlowTests", "OptimizerTests", "CompilationTests", "ExportTests", "DeviceTests", "CopyTests", "ModuleTests", "KernelTests"]
+__all__ = ["MIXINS", "CheckGroup", "ClaimTests", "ConformanceTests", "ProtocolTests", "SlicingTests", "EquivalenceTests", "GradientFlowTests", "OptimizerTests", "CompilationTests", "ExportTests", "DeviceTests", "CopyTests", "ModuleTests", "KernelTests"]

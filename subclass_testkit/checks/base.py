@@ -96,6 +96,11 @@ class CheckGroup:
         """The source text of a bias ``(out_features,)``, too large to be dropped unnoticed."""
         return inputs.bias(self.out_features, self.dtype)
 
+    def other(self, seed: int = 5) -> str:
+        """The source text of a second tensor of the class, of the same shape, with other values and scales."""
+        source = f"({self.hp(seed)} * -0.75)"
+        return re.sub(r"\bhp\b(?!\s*=[^=])", lambda _: source, self.subject.make_text)
+
     def linear_tolerance(self) -> Tolerance:
         """The tolerance of a product over the in_features."""
         return oracle.multilinear(self.in_features)
@@ -128,6 +133,9 @@ class CheckGroup:
         setup: str = "",
         strides: bool = False,
         mutates: bool = False,
+        rounded: tuple[str, ...] = (),
+        magnitude: str = "",
+        requantized: bool = False,
         suspects: dict[str, str] | None = None,
         likely: str = "",
         **texts: str,
@@ -141,9 +149,13 @@ class CheckGroup:
             setup: lines that run once before, in the script.
             strides: where the class is kept, strides must be those of the plain result.
             mutates: the operation is meant to change ``w``; otherwise no operand may change.
+            rounded: the operands that a class which rounds activations may round, each by a step of its largest magnitude; default:
+                ``x``, by row.
+            magnitude: the operation whose value on absolute values bounds the error; default: ``operation`` (``w - y`` takes ``w + y``).
+            requantized: a result of the class may be that of a quantization of the right values (arithmetic; not views and copies).
             suspects: what a wrong result may be: sentence -> operation on plain values that gives it
                 (``{"the result without bias": "F.linear(x, w)"}``); the first that fits becomes the diagnosis.
-            texts: further inputs by name, as source text (``x=self.x()``).
+            texts: further inputs by name, as source text (``x=self.x()``, or ``o=self.other()`` for one of the class).
 
         Returns:
             What the operation returned on the subclass.
@@ -170,16 +182,17 @@ class CheckGroup:
         label = last_line(operation) if "\n" not in operation else last_line(operation).join(("the result of `", "`"))
         script.ns["got"] = got
         actual = script.read(got, call_got)
-        bound = self._bound(tolerance, script, operation, want)
+        bound = self._bound(tolerance, script, operation, want, rounded, magnitude)
         kept = isinstance(got, self.subject.cls)
         if strides and kept and isinstance(want, torch.Tensor) and got.stride() != want.stride() and got.shape == want.shape and got.numel() > 1:
             script.note(f"assert ({call_got}).stride() == ({call_want}).stride()")
             raise CheckFailed(Finding("stride", f"{label} reports stride {got.stride()}, expected {want.stride()}.", likely, script.text()))
-        found = self._outer(got, want, label) or oracle.compare(actual, want, bound, label)
+        if requantized and kept and isinstance(bound, torch.Tensor) and want.shape == got.shape:
+            bound = bound + self.requantization(script, want)
+        found, item, worst = self._difference(got, actual, want, bound, label)
         if found:
             found.likely = self._diagnose(script, operation, suspects or {}, actual, want, got, bound) or likely
-            worst = bound if isinstance(bound, torch.Tensor) else None
-            found.reproduction = script.text(assertion(found, call_got, call_want, worst))
+            found.reproduction = script.text(assertion(found, call_got + item, call_want + item, worst))
             raise CheckFailed(found)
         for name, snapshot in before.items():
             change = snapshot.changes(operands[name])
@@ -209,7 +222,7 @@ class CheckGroup:
         ns = {**script.ns, "w": script["d"].clone()}
         try:
             for name, text in script.inputs.items():
-                ns[name] = execute(text, ns)  # a fresh copy: the oracle's run and the subject's must not meet
+                ns[name] = self._values(execute(text, ns))  # a fresh copy: the oracle's run and the subject's must not meet
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 value = execute(_function(operation, script) + f"\noperation({_arguments(script)})" if "\n" in operation else operation, ns)
@@ -222,30 +235,49 @@ class CheckGroup:
         if "\n" in operation:
             script.note(_function(operation, script))
             arguments = _arguments(script)
-            return f"operation({arguments})", f"operation({arguments.replace('w', 'd', 1)})"
-        return operation, re.sub(r"\bw\b", "d", operation)
+            return f"operation({arguments})", f"operation({self._plainly(arguments, script)})"
+        return operation, self._plainly(operation, script)
 
-    def _bound(self, tolerance: Tolerance, script: Script, operation: str, want: Any) -> Any:
+    def _plainly(self, operation: str, script: Script) -> str:
+        """The text with ``d`` for ``w``, and the plain values of further inputs of the class."""
+        for name in script.inputs:
+            if script[name] is not self._values(script[name]):
+                operation = re.sub(rf"\b{name}\b", f"plain({name})", operation)
+        return re.sub(r"\bw\b", "d", operation)
+
+    def _values(self, value: Any) -> Any:
+        """The values of an input of the class; all else as it is."""
+        of_class = isinstance(value, self.subject.cls) and self.subject.cls is not torch.Tensor
+        return self.subject.plain(value).clone() if of_class else value
+
+    def _bound(
+        self, tolerance: Tolerance, script: Script, operation: str, want: Any, rounded: tuple[str, ...] = (), magnitude_text: str = ""
+    ) -> Any:
         if tolerance.kind == "exact":
             return None
         if tolerance.kind == "elementwise":
             return _map(want, lambda t: oracle.elementwise_bound(t, tolerance.roundings))
+        operation = magnitude_text or operation
         magnitude = self._magnitude(script, operation, None)
         extra = None
-        if self.case.activation_bits and "x" in script.inputs:
-            stepped = self._magnitude(script, operation, self.case.activation_bits)
+        if self.case.activation_bits and ("x" in script.inputs or rounded):
+            stepped = self._magnitude(script, operation, self.case.activation_bits, rounded)
             extra = _zip(stepped, magnitude, lambda s, m: (s - m).abs())
         return _zip2(want, magnitude, extra, tolerance.length)
 
-    def _magnitude(self, script: Script, operation: str, bits: int | None) -> Any:
-        """The operation on absolute values in float64; with ``bits``, of an activation increased by a step of that rounding."""
+    def _magnitude(self, script: Script, operation: str, bits: int | None, rounded: tuple[str, ...] = ()) -> Any:
+        """The operation on absolute values in float64; with ``bits``, of operands increased by a step of that rounding."""
         ns = dict(script.ns)
         ns["w"] = oracle.absolute(script["d"])
         for name in script.inputs:
-            ns[name] = oracle.absolute(script[name])
+            ns[name] = oracle.absolute(self._values(script[name]))
         if bits:
-            largest = ns["x"].amax(-1, keepdim=True) if ns["x"].dim() else ns["x"]
-            ns["x"] = ns["x"] + largest / (2 ** (bits - 1) - 1)
+            steps = 2 ** (bits - 1) - 1
+            for name in rounded:
+                ns[name] = ns[name] + ns[name].amax() / steps if ns[name].numel() else ns[name]
+            if not rounded:
+                largest = ns["x"].amax(-1, keepdim=True) if ns["x"].dim() else ns["x"]
+                ns["x"] = ns["x"] + largest / steps
         for name in script.inputs:
             if isinstance(script[name], torch.Tensor) and script[name].requires_grad:
                 ns[name] = ns[name].requires_grad_()
@@ -254,6 +286,46 @@ class CheckGroup:
             return _detached(execute(source, ns))
         except Exception as error:
             raise CheckSkipped(f"no error bound: {last_line(operation)} on float64: {oracle.describe(error)}") from error
+
+    def requantization(self, script: Script, want: torch.Tensor) -> torch.Tensor | float:
+        """How far a tensor of the class that was given the values ``want`` may be from them, element by element, in float64.
+
+        That is the declared ``max_error``; without one, twice the largest error that the subject's own ``make`` shows on these values
+        (an element can be half a step off, and one that another rounding puts on the other side of a tie as well). Stochastic
+        rounding errs by a whole step where the nearest errs by half of one.
+        """
+        if "quantized" not in self.case.found:
+            return 0.0
+        sources = [want] + ([script["hp"]] if self.subject.stochastic else [])
+        return sum(self._quantization_error(script, t, want.shape) for t in sources) * (2 if self.subject.stochastic else 1)
+
+    def _quantization_error(self, script: Script, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        values = values.detach()
+        try:
+            made = self.subject.plain(self.subject.build(values.clone()))
+        except Exception:  # a shape or dtype that it doesn't take; then what it shows on the source, in proportion
+            hp, d = script["hp"].detach().double(), script["d"].double()
+            ratio = max(1.0, float(values.abs().amax()) / max(float(hp.abs().amax()), 1e-30))
+            return torch.full(shape, 2 * ratio * float((hp - d).abs().amax()), dtype=torch.float64)
+        error = (made.double() - values.double()).abs().amax() * 2
+        recipe = self.subject.max_error
+        if recipe is not None:
+            ns = {**script.ns, "hp": values, "d": made}
+            bound = eval(recipe, ns) if isinstance(recipe, str) else recipe(values, made)  # noqa: S307  # the subject's own recipe
+            error = torch.as_tensor(bound).double()
+        return error.expand(shape) if values.shape == shape else error.amax().expand(shape)
+
+    def _difference(self, got: Any, actual: Any, want: Any, bound: Any, label: str) -> tuple[Finding | None, str, torch.Tensor | None]:
+        """The first way in which a result is wrong, in which item of it (``[1]``; empty: the result itself), and the bound there."""
+        if isinstance(want, list | tuple) and isinstance(got, list | tuple) and len(got) == len(want):
+            bounds = bound if isinstance(bound, list | tuple) else [bound] * len(want)
+            for i, (g, a, w, b) in enumerate(zip(got, actual, want, bounds, strict=True)):
+                found, item, worst = self._difference(g, a, w, b, f"{label}, item {i}")
+                if found:
+                    return found, f"[{i}]{item}", worst
+            return None, "", None
+        found = self._outer(got, want, label) or oracle.compare(actual, want, bound, label)
+        return found, "", bound if isinstance(bound, torch.Tensor) else None
 
     def _outer(self, got: Any, want: Any, label: str) -> Finding | None:
         """The outer report of a subclass result (its shape and dtype), which reading its values would hide."""

@@ -1,8 +1,8 @@
 """What the zoo's wrapper subclasses share: construction, dispatch by operator name, and a dense fallback.
 
-A class declares `inner_names` and `attr_names`, and says how values are encoded (`quantize`, `dense`). A handler is a
-classmethod `op_<operator>`: it gets the operator and all its arguments, in the schema's order with defaults filled
-in, so that positional and keyword calls can't differ. A broken class overrides one of them.
+A class declares `inner_names` and `attr_names`, and says how values are encoded (`quantize`, `dense`). A handler
+is a classmethod `op_<operator>`: it gets the operator and all its arguments, in the schema's order and with
+defaults filled in, so that positional and keyword calls can't differ. A broken class overrides one of them.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ class ZooTensor(torch.Tensor):
     inner_names: tuple[str, ...] = ("qdata", "scale")
     attr_names: tuple[str, ...] = ("casts",)
 
-    # --- construction -------------------------------------------------------------------------------------------
+    # --- construction -----------------------------------------------------------------------------
 
     @staticmethod
     def __new__(cls, *fields, size=None, stride=None):
         named = dict(zip(cls.inner_names + cls.attr_names, fields, strict=True))
         inner = [named[name] for name in cls.inner_names if named[name] is not None]
-        if len({t.device for t in inner}) > 1:
-            raise ValueError(f"inner tensors are on different devices: {[str(t.device) for t in inner]}")
+        cls.check_devices(inner)
         own_size, own_stride, offset, dtype = cls.outer(named)
         return torch.Tensor._make_wrapper_subclass(
             cls,
@@ -51,8 +50,13 @@ class ZooTensor(torch.Tensor):
             setattr(self, name, value)
 
     @classmethod
+    def check_devices(cls, inner):
+        if len({t.device for t in inner}) > 1:
+            raise ValueError(f"inner tensors are on different devices: {[str(t.device) for t in inner]}")
+
+    @classmethod
     def outer(cls, named):
-        """Size, stride, storage offset and dtype to report; here, one code per element in the first inner tensor."""
+        """Size, stride, offset and dtype to report; here, one code per element."""
         main = named[cls.inner_names[0]]
         return main.shape, main.stride(), main.storage_offset(), named["casts"][-1]
 
@@ -81,7 +85,7 @@ class ZooTensor(torch.Tensor):
         """The values as a plain tensor; differentiable."""
         return _Dequantize.apply(self)
 
-    # --- protocol -----------------------------------------------------------------------------------------------
+    # --- protocol ---------------------------------------------------------------------------------
 
     def fields(self) -> tuple:
         return tuple(getattr(self, name) for name in self.inner_names + self.attr_names)
@@ -132,7 +136,7 @@ class ZooTensor(torch.Tensor):
         self.__dict__.update(extra)
         self.requires_grad_(requires_grad)
 
-    # --- dispatch -----------------------------------------------------------------------------------------------
+    # --- dispatch ---------------------------------------------------------------------------------
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -142,7 +146,9 @@ class ZooTensor(torch.Tensor):
         if func is torch.Tensor.share_memory_:
             return args[0].share_inner_memory()
         if func in STORAGE_FUNCTIONS:
-            raise NotImplementedError(f"{cls.__name__} has no storage of its own: dequantize() or copy_() instead")
+            raise NotImplementedError(
+                f"{cls.__name__} has no storage of its own: dequantize() or copy_() instead"
+            )
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
 
@@ -161,7 +167,7 @@ class ZooTensor(torch.Tensor):
 
     @classmethod
     def fallback(cls, func, args, kwargs):
-        """Run `func` on the values; what it wrote into a subclass is quantized back into the same inner tensors."""
+        """Run `func` on the values; what it wrote is quantized back into the same inner tensors."""
         if func._can_decompose():
             # inference_mode hands composite operators over whole; their parts have handlers.
             out = func.decompose(*args, **kwargs)
@@ -191,7 +197,7 @@ class ZooTensor(torch.Tensor):
             if value is not None:
                 getattr(self, name).copy_(value)
 
-    # --- operators that every class has ---------------------------------------------------------------------------
+    # --- operators that every class has -----------------------------------------------------------
 
     @classmethod
     def op_detach(cls, func, w):
@@ -211,7 +217,9 @@ class ZooTensor(torch.Tensor):
             raise NotImplementedError(f"{cls.__name__} can't become {layout}")
         if dtype is not None and not dtype.is_floating_point:
             raise NotImplementedError(f"{cls.__name__} can't become {dtype}: dequantize() first")
-        options = dict(device=device, pin_memory=pin_memory, non_blocking=non_blocking, memory_format=memory_format)
+        options = dict(
+            device=device, pin_memory=pin_memory, non_blocking=non_blocking, memory_format=memory_format
+        )
         return w.map_inner(lambda t: func(t, **options), casts=w.cast_to(dtype))
 
     @classmethod
@@ -234,11 +242,13 @@ class ZooTensor(torch.Tensor):
             getattr(self, name).share_memory_()
         return self
 
-    # --- linear -------------------------------------------------------------------------------------------------
+    # --- linear -----------------------------------------------------------------------------------
 
     @classmethod
     def fn_linear(cls, input, weight, bias=None):
-        if not isinstance(weight, ZooTensor) or isinstance(input, ZooTensor) or weight.dim() != 2:
+        ours = isinstance(weight, ZooTensor) and not isinstance(input, ZooTensor) and weight.dim() == 2
+        if not ours or torch._C._are_functorch_transforms_active():
+            # torch.func can't see through _Linear: the operators that linear is made of have handlers, too.
             with torch._C.DisableTorchFunctionSubclass():
                 return F.linear(input, weight, bias)
         kind = input.device.type

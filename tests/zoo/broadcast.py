@@ -1,7 +1,7 @@
 """A wrapper whose side tensors (scales, zero points) broadcast to the codes, so that every view is exact.
 
-`qdata` has one code per element; a side tensor has the same number of dimensions and size 1 where it is shared. Any
-view of the tensor is then the same view of the codes and of the expanded side tensors.
+`qdata` has one code per element; a side tensor has as many dimensions, with size 1 where it is shared. Any view
+of the tensor is then the same view of the codes and of the expanded side tensors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tests.zoo.base import ZooTensor
 
 
 class BroadcastTensor(ZooTensor):
-    """`group` is how many elements share one entry of the first side tensor, in the tensor that owns the memory."""
+    """`group`: how many elements share one entry of the first side tensor, in the memory's owner."""
 
     attr_names = ("group", "casts")
 
@@ -21,25 +21,28 @@ class BroadcastTensor(ZooTensor):
         return type(self)(qdata, *sides, *(attrs.get(name, getattr(self, name)) for name in self.attr_names))
 
     @classmethod
-    def op_slice(cls, func, w, *args):
+    def apply_view(cls, func, w, *args):
         qdata = func(w.qdata, *args)
         return w.with_sides(qdata, lambda side: compress(func(side.expand(w.shape), *args)))
 
-    op_select = op_t = op_transpose = op_permute = op_unsqueeze = op_squeeze = op_diagonal = op_unfold = op_slice
+    op_slice = op_select = op_t = op_transpose = op_permute = apply_view
+    op_unsqueeze = op_squeeze = op_diagonal = op_unfold = apply_view
 
     @classmethod
     def op_expand(cls, func, w, size, implicit):
-        return cls.op_slice(func, w, size)
+        return cls.apply_view(func, w, size)
 
     @classmethod
     def op_view(cls, func, w, *args):
         try:
-            return cls.op_slice(func, w, *args)
+            return cls.apply_view(func, w, *args)
         except RuntimeError as error:
             if isinstance(error, NotImplementedError):
                 raise
             func(w.qdata, *args)  # an illegal view has its usual error
-            raise NotImplementedError(f"{cls.__name__} can't view {tuple(w.shape)} as {args}: scales differ") from error
+            raise NotImplementedError(
+                f"{cls.__name__} can't view {tuple(w.shape)} as {args}: scales differ"
+            ) from error
 
     op__unsafe_view = op__reshape_alias = op_view
 
@@ -104,7 +107,9 @@ class BroadcastTensor(ZooTensor):
 
     def check_writable(self):
         if self.numel() and self.sharing() != self.group:
-            raise NotImplementedError(f"can't write into part of a {type(self).__name__}'s group: its scale is shared")
+            raise NotImplementedError(
+                f"can't write into part of a {type(self).__name__}'s group: its scale is shared"
+            )
 
     def write(self, hp):
         side = getattr(self, self.inner_names[1])
@@ -121,7 +126,9 @@ class BroadcastTensor(ZooTensor):
     @classmethod
     def quantize(cls, hp):
         if not hp.is_floating_point() or hp.dim() < 1 or hp.shape[-1] == 0:
-            raise ValueError(f"{cls.__name__} needs floating values and a last dimension, got {hp.dtype} {hp.shape}")
+            raise ValueError(
+                f"{cls.__name__} needs floating values and a last dimension, got {hp.dtype} {hp.shape}"
+            )
         return (*cls.encode(hp, [hp.dim() - 1]), hp.shape[-1], (hp.dtype,))
 
 
@@ -144,7 +151,7 @@ def wide(hp: torch.Tensor) -> torch.Tensor:
 
 
 def follow(w, size, stride, offset):
-    """Where as_strided walks in `w`'s coordinates: the first element's, and one step's along each new dimension."""
+    """as_strided in `w`'s coordinates: the first element's, and one step's along each new dimension."""
     dims = sorted((d for d in range(w.dim()) if w.shape[d] > 1), key=lambda d: -w.stride(d))
 
     def coordinates(distance):
@@ -153,7 +160,9 @@ def follow(w, size, stride, offset):
             if w.stride(d):
                 steps[d], distance = divmod(distance, w.stride(d))
         if distance:
-            raise NotImplementedError(f"as_strided({size}, {stride}) doesn't follow the rows of {tuple(w.shape)}")
+            raise NotImplementedError(
+                f"as_strided({size}, {stride}) doesn't follow the rows of {tuple(w.shape)}"
+            )
         return steps
 
     start = coordinates(offset - w.storage_offset())
@@ -161,5 +170,7 @@ def follow(w, size, stride, offset):
     for d in range(w.dim()):
         last = start[d] + sum((n - 1) * step[d] for n, step in zip(size, steps, strict=True))
         if all(size) and (start[d] < 0 or last >= w.shape[d]):
-            raise NotImplementedError(f"as_strided({size}, {stride}) runs across the rows of {tuple(w.shape)}")
+            raise NotImplementedError(
+                f"as_strided({size}, {stride}) runs across the rows of {tuple(w.shape)}"
+            )
     return start, steps

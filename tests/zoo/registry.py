@@ -26,7 +26,7 @@ Cls = TypeVar("Cls", bound=type)
 
 @dataclass(frozen=True)
 class Entry:
-    """One class of the zoo; `group` is the check group that should find the defect (empty for a correct class)."""
+    """One class of the zoo; `group` is the check group that should find the defect (empty if correct)."""
 
     name: str
     cls: type

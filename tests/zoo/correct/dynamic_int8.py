@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-
 from tests.zoo.correct.row_int8 import RowInt8
 from tests.zoo.registry import correct
 
 
 @correct(activation_bits=8)
 class DynamicInt8(RowInt8):
-    """Per-row int8 with dynamic int8 activations: linear is only about 1% close, its gradients are the dense ones."""
+    """Per-row int8 with dynamic int8 activations: linear is about 1% close, its gradients are dense."""
 
     activation_bits = 8
 

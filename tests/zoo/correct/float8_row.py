@@ -1,4 +1,4 @@
-"""Float8 (e4m3) with a scale per row; the codes are kept as raw bytes, which every torch operation can move."""
+"""Float8 (e4m3) with a scale per row; the codes are raw bytes, which every torch operation can move."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.zoo.registry import correct
 
 @correct()
 class Float8Row(BroadcastTensor):
-    """Per-row float8_e4m3fn: the relative error is at most 1/16 of each element, not half a step of the row."""
+    """Per-row float8_e4m3fn: the error is at most 1/16 of each element, not half a step of the row."""
 
     @classmethod
     def encode(cls, hp, dims):

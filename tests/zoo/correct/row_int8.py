@@ -1,4 +1,4 @@
-"""Int8 with a scale per row (the last dimension shares one): trainable, and complete. Most of the zoo derives from it."""
+"""Int8 with a scale per row: trainable, and complete. Most of the zoo derives from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.zoo.registry import correct
 
 @correct()
 class RowInt8(BroadcastTensor):
-    """Per-row symmetric int8: value = qdata * scale; every view is exact, every update requantizes in place."""
+    """Per-row symmetric int8: value = qdata * scale; views are exact, updates requantize in place."""
 
     inner_names = ("qdata", "scale")
 

@@ -1,4 +1,4 @@
-"""Not a wrapper: an ordinary tensor with storage and one more attribute, which every result of an operation inherits."""
+"""Not a wrapper: an ordinary tensor and one more attribute, which every result of an operation inherits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from torch.utils._pytree import tree_leaves
 from tests.zoo.registry import correct
 
 
-@correct(note="results of arithmetic are of the class too, as torch's default __torch_function__ makes them")
+@correct(
+    note="results of arithmetic are of the class too, as by torch's default; torch.compile isn't claimed"
+)
 class StorageSubclass(torch.Tensor):
     """A tensor with storage and an `origin`, made by _make_subclass."""
 

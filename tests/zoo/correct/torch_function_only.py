@@ -1,4 +1,4 @@
-"""Not a wrapper: an ordinary tensor with a unit, by __torch_function__ alone; views and copies keep it, results are plain."""
+"""Not a wrapper: an ordinary tensor with a unit, by __torch_function__ alone; results are plain."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from torch.utils._pytree import tree_map
 
 from tests.zoo.registry import correct
 
-KEEPING = {
-    getattr(torch.Tensor, name)
-    for name in """__getitem__ narrow select chunk split tensor_split unbind t transpose permute swapaxes view reshape
-    flatten unflatten unsqueeze squeeze expand movedim diagonal unfold as_strided detach clone contiguous to cpu half
-    float double bfloat16 requires_grad_ pin_memory""".split()
-} | {torch.Tensor.T.__get__, torch.Tensor.mT.__get__, torch.Tensor.data.__get__, torch.empty_like}
+KEEPING_NAMES = """
+    __getitem__ narrow select chunk split tensor_split unbind t transpose permute swapaxes view reshape
+    flatten unflatten unsqueeze squeeze expand movedim diagonal unfold as_strided detach clone contiguous
+    to cpu half float double bfloat16 requires_grad_ pin_memory
+"""
+KEEPING = {getattr(torch.Tensor, name) for name in KEEPING_NAMES.split()}
+KEEPING |= {torch.Tensor.T.__get__, torch.Tensor.mT.__get__, torch.Tensor.data.__get__, torch.empty_like}
 
 
-@correct()
+@correct(note="torch.compile is not claimed: its __torch_function__ is not traceable")
 class UnitTensor(torch.Tensor):
     """A tensor with storage and a unit; only __torch_function__, no dispatch."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from tests.zoo.correct.row_int8 import RowInt8
 from tests.zoo.registry import correct
 

@@ -1,0 +1,1 @@
+"""Writers that turn results into what people and programs read."""

@@ -1,0 +1,654 @@
+"""For every broken class, the shortest program that shows its defect: true on the class, false on its parent.
+
+Written apart from the kit's checks, so that no class of the zoo is correct by accident.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import weakref
+from collections.abc import Callable
+
+import torch
+import torch._dynamo.testing
+import torch.nn.functional as F
+
+from tests.zoo.base import ZooTensor
+
+Witness = Callable[[type], bool]
+
+
+def source(rows: int = 6, cols: int = 16, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Values that encode their position; every row has its own magnitude, and both signs."""
+    values = torch.arange(1.0, rows * cols + 1).reshape(rows, cols)
+    return (values.sin() * torch.arange(1, rows + 1).unsqueeze(1)).to(dtype)
+
+
+def plain(value):
+    return value.dequantize() if isinstance(value, ZooTensor) else value
+
+
+def same(a, b, tolerance: float = 1e-5) -> bool:
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(same(x, y, tolerance) for x, y in zip(a, b, strict=True))
+    a, b = plain(a), plain(b)
+    if not isinstance(a, torch.Tensor):
+        return a == b
+    return a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+def differs(op, rows=6, cols=16, dtype=torch.float32, tolerance=1e-5) -> Witness:
+    """Whether `op` gives another value on the subclass than on its plain values, or ends by accident."""
+
+    def witness(cls):
+        w = cls.from_hp(source(rows, cols, dtype))
+        try:
+            return not same(op(w), op(w.dequantize()), tolerance)
+        except NotImplementedError:
+            return False
+        except (AttributeError, IndexError, TypeError):
+            return True
+
+    return witness
+
+
+def write_differs(view, value=3.0, rows=6, cols=16) -> Witness:
+    """Whether writing into a view leaves the whole tensor otherwise than on plain values."""
+
+    def witness(cls):
+        w = cls.from_hp(source(rows, cols))
+        d = w.dequantize().clone()
+        target, expected = view(w), view(d)
+        new = torch.linspace(-value, value, expected.numel()).reshape(expected.shape)
+        try:
+            target.copy_(new)
+        except NotImplementedError:
+            return False
+        expected.copy_(new)
+        return not same(w, d, 0.05)
+
+    return witness
+
+
+def update_differs(update, hp=None, tolerance=0.05) -> Witness:
+    """Whether an in-place update leaves other values than on a plain copy."""
+
+    def witness(cls):
+        w = torch.nn.Parameter(cls.from_hp(source() if hp is None else hp))
+        d = torch.nn.Parameter(w.detach().dequantize().clone())
+        with torch.no_grad():
+            update(w)
+            update(d)
+        return not same(w.detach(), d.detach(), tolerance)
+
+    return witness
+
+
+def step(optimizer, steps=1, **options):
+    def update(p):
+        opt = optimizer([p], **options)
+        for i in range(steps):
+            p.grad = (source() * (i + 1)).cos().to(p.dtype)
+            opt.step()
+        p.grad = None
+
+    return update
+
+
+def grads_differ(run, rows=6, cols=16, frozen=False, x_shape=(3, 4, 16), tolerance=1e-4) -> Witness:
+    """Whether the gradients of x, w and bias differ from the dense ones after `run(x, w, bias)`."""
+
+    def grads(w, x, bias):
+        run(x, w, bias)
+        return [t.grad for t in (x, w, bias)]
+
+    def witness(cls):
+        w = torch.nn.Parameter(cls.from_hp(source(rows, cols)), requires_grad=not frozen)
+        d = torch.nn.Parameter(w.detach().dequantize().clone(), requires_grad=not frozen)
+        leaves = [
+            (torch.linspace(-2, 2, torch.Size(x_shape).numel()).reshape(x_shape), torch.arange(float(rows)))
+            for _ in range(2)
+        ]
+        got = grads(w, *(t.requires_grad_() for t in leaves[0]))
+        want = grads(d, *(t.requires_grad_() for t in leaves[1]))
+        return any(
+            (a is None) != (b is None) or (a is not None and not same(a, b, tolerance))
+            for a, b in zip(got, want, strict=True)
+        )
+
+    return witness
+
+
+def squared(x, w, bias):
+    F.linear(x, w, bias).square().sum().backward()
+
+
+def transposed_grad(x, w, bias):
+    out = F.linear(x, w, bias)
+    out.backward(torch.arange(float(out.numel())).reshape(out.shape[::-1]).t())
+
+
+def mutated_grad(cls) -> bool:
+    w = torch.nn.Parameter(cls.from_hp(source()))
+    out = F.linear(torch.ones(2, 16), w)
+    grad = torch.ones_like(out)
+    out.backward(grad)
+    return not torch.equal(grad, torch.ones_like(out))
+
+
+def mutation_unnoticed(cls) -> bool:
+    w = torch.nn.Parameter(cls.from_hp(source()))
+    x = torch.ones(2, 16, requires_grad=True)
+    out = F.linear(x, w).sum()
+    with torch.no_grad():
+        w.mul_(-1)
+    try:
+        out.backward()
+    except RuntimeError:
+        return False
+    return True
+
+
+def compiled(op, backend="aot_eager", **inputs) -> Witness:
+    """Whether the compiled `op` gives another value or class than the eager one, or doesn't compile whole."""
+
+    def witness(cls):
+        torch._dynamo.reset()
+        dtype = inputs.get("dtype", torch.float32)
+        a, b = (cls.from_hp(source(dtype=dtype)) for _ in range(2))
+        want = op(a)
+        try:
+            got = torch.compile(op, backend=backend, fullgraph=True)(b)
+        except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError):
+            return True
+        return type(got) is not type(want) or not same(got, want) or not same(a, b)
+
+    return witness
+
+
+def compiled_grad(cls) -> bool:
+    torch._dynamo.reset()
+    a, b = (torch.nn.Parameter(cls.from_hp(source())) for _ in range(2))
+    run = lambda w: F.linear(torch.ones(2, 16), w).square().sum()  # noqa: E731
+    run(a).backward()
+    torch.compile(run, backend="aot_eager")(b).backward()
+    return not same(a.grad, b.grad)
+
+
+def recompiles(cls) -> bool:
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounter()
+    run = torch.compile(lambda w: F.linear(torch.ones(2, 16), w), backend=counter)
+    for _ in range(2):
+        run(cls.from_hp(source()))
+    return counter.frame_count > 1
+
+
+def no_recompilation(cls) -> bool:
+    torch._dynamo.reset()
+    w = cls.from_hp(source())
+    other = w.negated() if hasattr(w, "negated") else w
+    run = torch.compile(lambda w: F.linear(torch.ones(2, 16), w), backend="aot_eager")
+    run(w)
+    return not same(run(other), F.linear(torch.ones(2, 16), other))
+
+
+def metadata_differs(op, *names) -> Witness:
+    def witness(cls):
+        w = cls.from_hp(source())
+        a, b = op(w), op(w.dequantize())
+        return any(getattr(a, n)() != getattr(b, n)() for n in names)
+
+    return witness
+
+
+def loses(op, attribute) -> Witness:
+    def witness(cls):
+        w = cls.from_hp(source())
+        w.loader = "set by a user"
+        return getattr(op(w), attribute, None) != getattr(w, attribute)
+
+    return witness
+
+
+def not_independent(duplicate, change=lambda t: t.mul_(-3)) -> Witness:
+    """Whether changing a duplicate changes the original."""
+
+    def witness(cls):
+        w = cls.from_hp(source())
+        before = w.dequantize().clone()
+        change(duplicate(w))
+        return not torch.equal(w.dequantize(), before)
+
+    return witness
+
+
+def raises(op, *errors) -> Witness:
+    def witness(cls):
+        try:
+            op(cls)
+        except NotImplementedError:
+            return False
+        except errors:
+            return True
+        return False
+
+    return witness
+
+
+def inner_devices_wrong(cls) -> bool:
+    moved = cls.from_hp(source()).to("meta")
+    return any(getattr(moved, name).device.type != "meta" for name in moved.__tensor_flatten__()[0])
+
+
+def rebuilt(w):
+    names, ctx = w.__tensor_flatten__()
+    return type(w).__tensor_unflatten__({n: getattr(w, n) for n in names}, ctx, w.shape, w.stride())
+
+
+def saved(w):
+    buffer = io.BytesIO()
+    torch.save(w, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+def module(cls, hp=None):
+    out = torch.nn.Linear(16, 6, bias=False)
+    out.weight = torch.nn.Parameter(cls.from_hp(source() if hp is None else hp))
+    return out
+
+
+def loading_differs(*, from_plain=False, run_first=False) -> Witness:
+    def witness(cls):
+        target, origin = module(cls), module(cls, source().flip(0))
+        if run_first:
+            target(torch.ones(1, 16))
+        state = origin.state_dict()
+        if from_plain:
+            state = {"weight": origin.weight.detach().dequantize()}
+        target.load_state_dict(state)
+        x = torch.linspace(-1, 1, 16)
+        return not same(target(x), origin(x), 0.05)
+
+    return witness
+
+
+def untied(cls) -> bool:
+    w = cls.from_hp(source())
+    first, second = copy.deepcopy([torch.nn.Parameter(w, False), torch.nn.Parameter(w, False)])
+    first.mul_(-1)
+    return not same(first, second)
+
+
+def half_overflows(cls) -> bool:
+    w = cls.from_hp(source(dtype=torch.float16).abs())
+    return not same(
+        F.linear(torch.full((2, 16), 60.0).half(), w), w.dequantize().sum(1).mul(60).expand(2, 6), 0.02
+    )
+
+
+def rounds_alike(cls) -> bool:
+    w = [cls.from_hp(source()) for _ in range(2)]
+    for t in w:
+        t.copy_(source() + 0.001)
+    return torch.equal(w[0].qdata, w[1].qdata)
+
+
+def to_bfloat16_ignored(cls) -> bool:
+    m = module(cls).to(torch.bfloat16)
+    return m.weight.detach().dequantize().dtype != torch.bfloat16
+
+
+def to_empty_loses_class(cls) -> bool:
+    m = module(cls).to("meta").to_empty(device="cpu")
+    return type(m.weight) is not cls or m.weight.qdata.device.type != "cpu"
+
+
+def leaks(cls) -> bool:
+    gc.collect()
+    gc.disable()
+    try:
+        w = cls.from_hp(source())
+        alive = weakref.ref(w.qdata)
+        del w
+        return alive() is not None
+    finally:
+        gc.enable()
+
+
+def changes_global(read, op) -> Witness:
+    def witness(cls):
+        w = cls.from_hp(source(dtype=torch.float64))
+        before = read()
+        op(cls, w)
+        after = read()
+        torch.set_grad_enabled(True)
+        torch.set_default_dtype(torch.float32)
+        return not (torch.equal(before, after) if isinstance(before, torch.Tensor) else before == after)
+
+    return witness
+
+
+def far_from(hp, bound=0.02) -> Witness:
+    """Whether from_hp(hp) is finite and within `bound` of each row's largest value."""
+
+    def witness(cls):
+        try:
+            d = cls.from_hp(hp).dequantize()
+        except ValueError:
+            return False
+        if d.shape != hp.shape:
+            return True
+        limit = hp.abs().amax(-1, keepdim=True) * bound + 1e-36
+        return not bool(((d - hp).abs() <= limit).all())
+
+    return witness
+
+
+def biased(cls) -> bool:
+    hp = torch.full((1, 4096), 0.5)
+    hp[0, 0] = 127.0
+    w = cls.from_hp(hp)
+    w.copy_(hp)
+    return abs(float(w.dequantize()[0, 1:].mean()) - 0.5) > 0.05
+
+
+def trained_alias_stale(cls) -> bool:
+    p = torch.nn.Parameter(cls.from_hp(source()))
+    alias = p.detach()
+    with torch.no_grad():
+        p.add_(1.0)
+    return not same(alias, p.detach())
+
+
+def changed_by_refusal(cls) -> bool:
+    w = cls.from_hp(source())
+    before = w.dequantize().clone()
+    try:
+        w.add_(5.0)
+    except NotImplementedError:
+        return not same(w, before)
+    return False
+
+
+def update_shrinks(w):
+    for _ in range(2):
+        w.mul_(0.01)
+
+
+def context_changed(op) -> Witness:
+    def witness(cls):
+        w = cls.from_hp(source())
+        before = w.__tensor_flatten__()[1]
+        op(w)
+        return w.__tensor_flatten__()[1] != before
+
+    return witness
+
+
+def foreign_accepted(cls) -> bool:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    foreign = TwoTensor(torch.ones(6, 16), torch.ones(6, 16))
+    w = cls.from_hp(source())
+    try:
+        return not same(plain(w + foreign), TwoTensor.__add__(foreign, w.dequantize()).a) and True
+    except TypeError:
+        return False
+
+
+def load_assign_loses_tag(cls) -> bool:
+    target, origin = module(cls), module(cls)
+    origin.weight.tag = "expert"
+    target.load_state_dict(origin.state_dict(), assign=True)
+    return target.weight.tag != "expert"
+
+
+def copy_outer_scale_wrong(cls) -> bool:
+    small, large = cls.from_hp(source() / 10), cls.from_hp(source())
+    return not same(small.copy_(large), large, 0.05)
+
+
+def two_sources_share(cls) -> bool:
+    first = cls.from_hp(source())
+    before = first.dequantize().clone()
+    cls.from_hp(source().flip(0))
+    return not same(first, before)
+
+
+def vector(cols=16):
+    return torch.linspace(-1, 1, cols)
+
+
+def matrix(rows=4, cols=16):
+    return torch.linspace(-2, 2, rows * cols).reshape(rows, cols)
+
+
+BIAS = torch.arange(6.0)
+SGD, ADAMW = torch.optim.SGD, torch.optim.AdamW
+
+WITNESSES: dict[str, Witness] = {
+    # slicing
+    "SliceKeepsFirstScales": differs(lambda w: w[2:4]),
+    "SteppedSliceIgnoresStep": differs(lambda w: w[::2]),
+    "NegativeStartOnCodesOnly": differs(lambda w: w[-2:]),
+    "SelectUsesFirstScale": differs(lambda w: w[3]),
+    "NegativeSelectOffByOne": differs(lambda w: w[-2]),
+    "ExpertUsesFirstScales": differs(lambda w: w.view(3, 2, 16)[1]),
+    "LastUnevenChunkWrong": differs(lambda w: w.chunk(4) + w.split(4)),
+    "ChunkShrinksOriginal": context_changed(lambda w: w.chunk(2, 1)),
+    "SquareTransposeKeepsScale": differs(lambda w: w.t(), 16, 16),
+    "TransposedSliceWrong": differs(lambda w: w.t()[:, 2:4]),
+    "SliceCopies": write_differs(lambda w: w[2:4]),
+    "SelectedRowDoesNotWriteBack": write_differs(lambda w: w[2], value=30.0),
+    "SliceDecaysToPlain": write_differs(lambda w: w[2:4]),
+    "EmptySliceIndexError": differs(lambda w: w[0:0]),
+    "ColumnSliceReturnsAll": differs(lambda w: w.narrow(1, 2, 4)),
+    "TensorScaleClobberedBySlice": write_differs(lambda w: w[2:4], value=100.0),
+    "ColumnWriteRescalesRow": write_differs(lambda w: w[:, 2:4], value=100.0),
+    "StrideIsAlwaysContiguous": metadata_differs(lambda w: w.t(), "stride"),
+    "PackedSliceCutsGroups": differs(lambda w: w[:, 4:12]),
+    "ZeroPointOfFirstRows": differs(lambda w: w[2:4]),
+    "SliceDropsOuterScale": differs(lambda w: w[2:4]),
+    "UnbindReverses": differs(lambda w: w.unbind()),
+    "UnsqueezeCopies": write_differs(lambda w: w[None]),
+    "NegativeDimSlicesRows": differs(lambda w: w.narrow(-1, 2, 3)),
+    # equivalence
+    "KeywordBiasDropped": differs(lambda w: F.linear(matrix(), w, bias=BIAS)),
+    "BiasDroppedIn3D": differs(lambda w: F.linear(matrix()[None], w, BIAS)),
+    "ZeroPointIgnoredByLinear": differs(lambda w: F.linear(matrix(), w)),
+    "LinearOfVectorKeepsBatch": differs(lambda w: F.linear(vector(), w)),
+    "LinearUpcastsBfloat16": differs(lambda w: F.linear(matrix().bfloat16(), w), dtype=torch.bfloat16),
+    "HalfLinearOverflows": half_overflows,
+    "NonContiguousInputMisread": differs(lambda w: F.linear(matrix(16, 4).t(), w)),
+    "EmptyBatchIndexError": differs(lambda w: F.linear(matrix()[:0], w)),
+    "LinearClampsInput": differs(lambda w: (x := matrix(), F.linear(x, w))[0]),
+    "AddmmIgnoresAlphaBeta": differs(
+        lambda w: torch.addmm(torch.ones(4, 16), matrix(4, 6), w, alpha=2, beta=3)
+    ),
+    "SquareMmTransposed": differs(lambda w: w @ matrix(16, 4), 16, 16),
+    "CatUsesFirstScales": differs(lambda w: torch.cat([w[:3], w[3:]])),
+    "EmbeddingUsesFirstScale": differs(lambda w: F.embedding(torch.tensor([0, 4]), w)),
+    "ScalarMulLosesSign": differs(lambda w: w * -2.0),
+    "ReversedSubtraction": differs(lambda w: torch.ones(6, 16) - w),
+    "SumIgnoresKeepdim": differs(lambda w: w.sum(1, keepdim=True)),
+    "EqualComparesCodes": differs(lambda w: torch.equal(w, w.detach().clone().mul_(2))),
+    "ClampIgnoresMax": differs(lambda w: w.clamp(max=0.1)),
+    "OutNotWritten": differs(lambda w: (o := torch.zeros(6, 16), torch.add(w, 1, out=o))[0]),
+    "LastGroupUsesPreviousScale": differs(lambda w: F.linear(matrix(), w)),
+    "MmUsesFirstGroupScale": differs(lambda w: matrix(4, 6) @ w),
+    "ActivationScaleOfFirstRow": differs(
+        lambda w: F.linear(matrix() * torch.tensor([[0.1], [1], [2], [9]]), w), tolerance=0.6
+    ),
+    "KeywordWeightIgnoresScale": differs(lambda w: F.linear(matrix(), weight=w)),
+    "OddMvDropsLast": differs(lambda w: w[:5] @ vector()),
+    # gradients
+    "LinearCutsGraph": lambda cls: (
+        not F.linear(matrix().requires_grad_(), cls.from_hp(source())).requires_grad
+    ),
+    "WeightGradOfFirstBatch": grads_differ(squared),
+    "SquareWeightGradTransposed": grads_differ(squared, 16, 16),
+    "GradOutputMutated": mutated_grad,
+    "BiasGradIsMean": grads_differ(squared),
+    "GradOfTheCodes": grads_differ(squared),
+    "NonContiguousGradMisread": grads_differ(transposed_grad, x_shape=(4, 16)),
+    "FrozenWeightStopsInputGrad": grads_differ(squared, frozen=True),
+    "InputGradUsesFirstScale": grads_differ(squared),
+    "DequantizeNotDifferentiable": lambda cls: (
+        not torch.nn.Parameter(cls.from_hp(source())).dequantize().requires_grad
+    ),
+    "ConstructorNotDifferentiable": lambda cls: not cls.from_hp(source().requires_grad_()).requires_grad,
+    "KeywordBiasDetached": grads_differ(lambda x, w, b: F.linear(x, w, bias=b).square().sum().backward()),
+    "MutationAfterSaveUnnoticed": mutation_unnoticed,
+    "FloatBackwardInBfloat16": grads_differ(squared),
+    "VectorInputGradShape": grads_differ(squared, x_shape=(16,)),
+    # optimizers
+    "StepIsNoOp": update_differs(step(SGD, lr=0.5)),
+    "StepClipsToOldRange": update_differs(step(SGD, lr=3.0)),
+    "ForeachIsNoOp": update_differs(step(SGD, lr=0.5, foreach=True)),
+    "FusedIsNoOp": update_differs(step(ADAMW, lr=0.5, fused=True)),
+    "UpdateRebindsInner": trained_alias_stale,
+    "AddIgnoresAlpha": update_differs(step(SGD, lr=0.5)),
+    "AddcdivIgnoresValue": update_differs(step(ADAMW, lr=0.5)),
+    "MulInPlaceIsNoOp": update_differs(step(ADAMW, lr=0.5, weight_decay=0.5)),
+    "StateIsQuantized": lambda cls: (
+        not torch.equal(torch.zeros_like(cls.from_hp(source())).add_(source()), source())
+    ),
+    "FirstRowNotUpdated": update_differs(step(SGD, lr=0.5)),
+    "CodesUpdatedScaleNot": update_differs(step(SGD, lr=3.0)),
+    "SecondStepLost": update_differs(step(SGD, lr=0.5, steps=2)),
+    "TransposedUpdateLost": write_differs(lambda w: w.t()),
+    "DetachedAliasIsACopy": trained_alias_stale,
+    "RefusesAfterTheChange": changed_by_refusal,
+    "ScaleNeverShrinks": update_differs(update_shrinks, tolerance=1e-4),
+    "StochasticRoundsDown": biased,
+    "StochasticReseeds": rounds_alike,
+    "AddSubtracts": update_differs(lambda w: w.add_(matrix(6), alpha=0.5)),
+    "Bfloat16UpdateKeepsScale": update_differs(
+        step(SGD, lr=3.0), hp=source(dtype=torch.bfloat16), tolerance=0.1
+    ),
+    # compilation
+    "CompiledLinearWithoutBias": compiled(lambda w: F.linear(matrix(), w, BIAS)),
+    "CompiledSliceFromZero": compiled(lambda w: w[2:4] * 1.0),
+    "AsStridedDecays": compiled(lambda w: w.t()),
+    "AsStridedIsDetach": compiled(lambda w: w[2:4]),
+    "CompiledUpdateLost": compiled(lambda w: w.add_(1)),
+    "GraphBreakInLinear": compiled(lambda w: F.linear(matrix(), w)),
+    "RecompilesForEveryInstance": recompiles,
+    "CompiledBackwardZero": compiled_grad,
+    "ScaleAsConstant": compiled(lambda w: F.linear(matrix(), w)),
+    "OffsetNotReported": metadata_differs(lambda w: w[2:4], "storage_offset"),
+    "ContextComparesEqual": no_recompilation,
+    "MetaLinearShape": compiled(lambda w: F.linear(matrix().bfloat16(), w), dtype=torch.bfloat16),
+    # devices
+    "ToDtypeIgnored": differs(lambda w: w.to(torch.bfloat16)),
+    "ScaleLeftBehind": inner_devices_wrong,
+    "OptionalInnerLeftBehind": inner_devices_wrong,
+    "ToDtypeRoundsScale": differs(lambda w: w.to(torch.bfloat16)),
+    "Bfloat16IsALie": differs(lambda w: w.to(torch.bfloat16)),
+    "HalfAppliedToCodes": differs(lambda w: w.half()),
+    "NonBlockingTypeError": differs(lambda w: w.to(torch.float64, non_blocking=True)),
+    "ToLosesTag": loses(lambda w: w.double(), "tag"),
+    "CopyTrueIsAlias": not_independent(lambda w: w.to("cpu", copy=True)),
+    "DeviceAndDtypeTogether": lambda cls: (
+        cls.from_hp(source()).to("meta", torch.bfloat16).dtype != torch.bfloat16
+    ),
+    "ModuleToLosesClass": to_bfloat16_ignored,
+    "ZerosLikeIgnoresDevice": lambda cls: (
+        torch.zeros_like(cls.from_hp(source()), device="meta").device.type != "meta"
+    ),
+    "OnesLikeIsZero": differs(torch.ones_like),
+    "NewZerosIgnoresSize": differs(lambda w: w.new_zeros(2, 3)),
+    "EmptyLikeIgnoresDtype": lambda cls: (
+        torch.empty_like(cls.from_hp(source()), dtype=torch.float64).dtype != torch.float64
+    ),
+    "WideningLost": differs(lambda w: w.to(torch.bfloat16).float()),
+    # copies
+    "DeepcopySharesInner": not_independent(copy.deepcopy),
+    "CloneSharesInner": not_independent(torch.clone),
+    "CloneSharesScale": not_independent(torch.clone),
+    "CopyFromPlainAttributeError": raises(lambda cls: cls.from_hp(source()).copy_(source()), AttributeError),
+    "CopyIsNoOp": lambda cls: (
+        not same(cls.from_hp(source()).copy_(cls.from_hp(source().flip(0))), source().flip(0), 0.05)
+    ),
+    "CopyKeepsOldScale": lambda cls: (
+        not same(cls.from_hp(source()).copy_(cls.from_hp(source().flip(0))), source().flip(0), 0.05)
+    ),
+    "CopyMisreadsNonContiguous": lambda cls: (
+        not same(cls.from_hp(source()).copy_(matrix(16, 6).t()), matrix(16, 6).t(), 0.05)
+    ),
+    "CopyToPlainGivesCodes": differs(lambda w: torch.zeros(6, 16).copy_(w)),
+    "CopyAcceptsLongerSource": lambda cls: (
+        not raises(lambda c: c.from_hp(source()).copy_(torch.ones(7, 16)), RuntimeError)(cls)
+    ),
+    "CopyIgnoresMissingOuterScale": copy_outer_scale_wrong,
+    "PickleDropsTag": loses(saved, "tag"),
+    "PickleDropsExtraAttributes": loses(saved, "loader"),
+    "PickleAsBfloat16": lambda cls: not same(pickle.loads(pickle.dumps(w := cls.from_hp(source()))), w),
+    "DeepcopyDropsGrad": lambda cls: _with_grad(cls).grad is None,
+    "DeepcopyDequantizes": differs(copy.deepcopy),
+    "CloneIgnoresMemoryFormat": lambda cls: not cls.from_hp(source()).t().contiguous().is_contiguous(),
+    "CopyChangesSource": not_independent(lambda w: type(w).from_hp(source()).copy_(w)),
+    # modules
+    "LoadStateDictIsNoOp": loading_differs(),
+    "LoadPlainIsNoOp": loading_differs(from_plain=True),
+    "TiedWeightsComeApart": untied,
+    "ParameterLosesTag": load_assign_loses_tag,
+    "StaleDenseCache": loading_differs(run_first=True),
+    "ToEmptyIsPlain": to_empty_loses_class,
+    "FlattenGivesCodes": differs(lambda w: torch.nn.utils.parameters_to_vector([w])),
+    "NarrowedCopyKeepsScale": write_differs(lambda w: w.narrow(0, 2, 2), value=100.0),
+    "LerpIgnoresWeight": update_differs(lambda w: w.lerp_(matrix(6), 0.01)),
+    "DeepcopyUnfreezes": lambda cls: (
+        copy.deepcopy(torch.nn.Parameter(cls.from_hp(source()), False)).requires_grad
+    ),
+    "SharedBetweenInstances": two_sources_share,
+    "ParameterOfViewCopies": write_differs(
+        lambda w: torch.nn.Parameter(w[2:4], False) if isinstance(w, ZooTensor) else w[2:4]
+    ),
+    # protocol
+    "ContextHoldsTensor": lambda cls: any(
+        isinstance(c, torch.Tensor) for c in cls.from_hp(source()).__tensor_flatten__()[1]
+    ),
+    "UnflattenLosesTag": loses(rebuilt, "tag"),
+    "UnflattenDropsOptional": differs(lambda w: rebuilt(w) if isinstance(w, ZooTensor) else w),
+    "ReprCrashesOnMeta": raises(lambda cls: repr(cls.from_hp(source().to("meta"))), RuntimeError),
+    "ReprPrintsEverything": lambda cls: len(repr(cls.from_hp(source(64, 64)))) > 10_000,
+    "NumpyGivesCodes": raises(
+        lambda cls: 1 / (cls.from_hp(source()).numpy().dtype.kind == "f"), ZeroDivisionError
+    ),
+    "ConstructorUsesGenerator": changes_global(torch.get_rng_state, lambda cls, w: cls.from_hp(source())),
+    "LeavesGradModeOff": changes_global(torch.is_grad_enabled, lambda cls, w: w.dequantize()),
+    "LinearSetsDefaultDtype": changes_global(
+        torch.get_default_dtype, lambda cls, w: F.linear(matrix().double(), w)
+    ),
+    "ReferenceCycle": leaks,
+    "ZeroRowIsNan": far_from(torch.stack([torch.zeros(16), vector()])),
+    "TinyRowsUnderflow": far_from(torch.stack([vector() * 1e-20, vector()])),
+    "NotIdempotent": lambda cls: not same(cls.from_hp((w := cls.from_hp(source())).dequantize()), w),
+    "NonContiguousSourceMisread": far_from(source(16, 6).t()),
+    "InnerRequiresGrad": lambda cls: cls.from_hp(source()).scale.requires_grad,
+    "HidesDenseTensor": lambda cls: any(
+        isinstance(v, torch.Tensor) for v in cls.from_hp(source()).extra_state().values()
+    ),
+    "ReportsFloat32": lambda cls: cls.from_hp(source(dtype=torch.bfloat16)).dtype != torch.bfloat16,
+    "FlattenNotRepeatable": context_changed(lambda w: w.__tensor_flatten__()),
+    "ContextEqualityIsAList": lambda cls: (
+        not isinstance((c := cls.from_hp(source()).__tensor_flatten__()[1]) == copy.deepcopy(c), bool)
+    ),
+    "ConstantRowsCollapse": far_from(torch.full((2, 16), 3.0)),
+    "OddTailDropped": far_from(source(2, 20), 0.1),
+    "SourceThatRequiresGradFails": raises(lambda cls: cls.from_hp(source().requires_grad_()), RuntimeError),
+    "OutlierSaturates": far_from(torch.cat([torch.ones(1, 31), torch.full((1, 1), 1e4)], 1)),
+    "ForeignSubclassMisread": foreign_accepted,
+}
+
+
+def _with_grad(cls):
+    p = torch.nn.Parameter(cls.from_hp(source()))
+    p.grad = torch.ones(6, 16)
+    return copy.deepcopy(p)
