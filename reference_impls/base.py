@@ -42,9 +42,7 @@ _OPERATORS: dict[type, dict[Any, Callable[..., Any]]] = {}
 _FUNCTIONS: dict[type, dict[Any, Callable[..., Any]]] = {}
 
 
-def _lookup(
-    registry: dict[type, dict[Any, Callable[..., Any]]], cls: type, key: Any
-) -> Callable[..., Any] | None:
+def _lookup(registry: dict[type, dict[Any, Callable[..., Any]]], cls: type, key: Any) -> Callable[..., Any] | None:
     """The handler of the first class in the MRO that has one.
 
     Looked up at call time: what a parent registers later reaches its children, and what a child registers never
@@ -83,9 +81,7 @@ class WrapperTensor(torch.Tensor):
 
     def mapped(self, function: Callable[[torch.Tensor], torch.Tensor], **changes: Any) -> Self:
         """`rebuilt` around `function(inner)` of each inner tensor."""
-        return self.rebuilt(
-            {name: function(tensor) for name, tensor in self.inner_tensors.items()}, **changes
-        )
+        return self.rebuilt({name: function(tensor) for name, tensor in self.inner_tensors.items()}, **changes)
 
     def attributes_of_copy(self) -> dict[str, Any]:
         """The attributes that differ in a copy, which shares no memory with anything. None by default."""
@@ -120,9 +116,7 @@ class WrapperTensor(torch.Tensor):
         return _register(_OPERATORS, cls, operators)
 
     @classmethod
-    def implements_torch_function(
-        cls, functions: Callable | Iterable[Callable]
-    ) -> Callable[[Handler], Handler]:
+    def implements_torch_function(cls, functions: Callable | Iterable[Callable]) -> Callable[[Handler], Handler]:
         """Register a replacement for python-level functions (`F.linear`, `torch.Tensor.tolist`).
 
         The handler is called with the caller's arguments: give it the signature of the function it replaces.

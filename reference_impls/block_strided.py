@@ -22,9 +22,7 @@ class Walk(NamedTuple):
     count: int
 
 
-def as_strided(
-    blocks: Blocks, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
-) -> Blocks:
+def as_strided(blocks: Blocks, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Blocks:
     source = blocks.qdata
     offset = source.storage_offset() if storage_offset is None else storage_offset
     viewed = _by_walking(blocks, size, stride, offset) or _by_reshaping_rows(blocks, size, stride, offset)
@@ -44,11 +42,7 @@ def _by_walking(blocks: Blocks, size: Sequence[int], stride: Sequence[int], offs
         return None
     walked = {walk.dim: walk for walk in walks if walk is not None}
     for dim in reversed(range(source.dim())):
-        blocks = (
-            _range(blocks, starts[dim], walked[dim])
-            if dim in walked
-            else block_views.select(blocks, dim, starts[dim])
-        )
+        blocks = _range(blocks, starts[dim], walked[dim]) if dim in walked else block_views.select(blocks, dim, starts[dim])
     kept = sorted(walked)
     blocks = block_views.permute(blocks, [kept.index(walk.dim) for walk in walks if walk is not None])
     for position, walk in enumerate(walks):
@@ -57,9 +51,7 @@ def _by_walking(blocks: Blocks, size: Sequence[int], stride: Sequence[int], offs
     return block_views.expand(blocks, size)
 
 
-def _by_reshaping_rows(
-    blocks: Blocks, size: Sequence[int], stride: Sequence[int], offset: int
-) -> Blocks | None:
+def _by_reshaping_rows(blocks: Blocks, size: Sequence[int], stride: Sequence[int], offset: int) -> Blocks | None:
     """A contiguous result that holds whole rows of a contiguous source: a range of rows in another shape."""
     source = blocks.qdata
     distance, count = offset - source.storage_offset(), torch.Size(size).numel()
@@ -82,9 +74,7 @@ def _start_indices(source: torch.Tensor, distance: int) -> list[int] | None:
     return starts if distance == 0 else None
 
 
-def _walks(
-    source: torch.Tensor, starts: list[int], size: Sequence[int], stride: Sequence[int]
-) -> list[Walk | None] | None:
+def _walks(source: torch.Tensor, starts: list[int], size: Sequence[int], stride: Sequence[int]) -> list[Walk | None] | None:
     """A walk for each dimension of the result, None for one that stands still; None if some dimension is no walk."""
     walks: list[Walk | None] = []
     free = _by_descending_stride(source)

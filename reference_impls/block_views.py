@@ -79,9 +79,7 @@ def select(blocks: Blocks, dim: int, index: int) -> Blocks:
     return Blocks(qdata, blocks.scale.select(dim, (index % n) // block), blocks.partial or block > 1)
 
 
-def slice_(
-    blocks: Blocks, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> Blocks:
+def slice_(blocks: Blocks, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Blocks:
     n, m = blocks.qdata.shape[dim], blocks.scale.shape[dim]
     start, end = _clamped(0 if start is None else start, n), _clamped(n if end is None else end, n)
     qdata = torch.ops.aten.slice(blocks.qdata, dim, start, end, step)
@@ -93,9 +91,7 @@ def _clamped(index: int, n: int) -> int:
     return min(max(index + n if index < 0 else index, 0), n)
 
 
-def _slice_scale(
-    blocks: Blocks, dim: int, start: int, end: int, step: int, block: int
-) -> tuple[torch.Tensor, bool]:
+def _slice_scale(blocks: Blocks, dim: int, start: int, end: int, step: int, block: int) -> tuple[torch.Tensor, bool]:
     """The scales of a range, and whether the range covers only a part of a block."""
     n = blocks.qdata.shape[dim]
     if block == 1:
@@ -190,9 +186,7 @@ def _merged_block(sizes: Sequence[int], block: Sequence[int]) -> int:
     flat = inner = 1
     for n, b in zip(reversed(sizes), reversed(block), strict=True):
         if b > 1 and flat != inner:
-            raise ValueError(
-                f"blocks of {b} over several of the merged dimensions {tuple(sizes)} aren't contiguous"
-            )
+            raise ValueError(f"blocks of {b} over several of the merged dimensions {tuple(sizes)} aren't contiguous")
         if b > 1:
             flat *= b
         inner *= n

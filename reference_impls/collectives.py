@@ -23,11 +23,10 @@ if torch.distributed.is_available():
         func: OpOverload, outputs: list[WrapperTensor], inputs: list[list[WrapperTensor]], *arguments: Any
     ) -> tuple[Any, Any]:
         received = _inner_of(outputs[0])
-        sent = zip(*(_inner_of(t) for t in inputs[0]), strict=True) if inputs[0] else [()] * len(received)
-        works = [
-            func([out], [[t.contiguous() for t in parts]] if parts else [[]], *arguments)[1]
-            for out, parts in zip(received, sent, strict=True)
-        ]
+        # only the source rank sends: one list of inner tensors for each of them
+        sent = zip(*(_inner_of(t) for t in inputs[0]), strict=True) if inputs and inputs[0] else None
+        lists = [inputs] * len(received) if sent is None else [[[t.contiguous() for t in parts]] for parts in sent]
+        works = [func([out], parts, *arguments)[1] for out, parts in zip(received, lists, strict=True)]
         return outputs, _last_of(works)
 
 

@@ -2,28 +2,21 @@
 
 What it teaches: a wrapper subclass with two inner tensors, views that share memory with what they were taken from,
 writes that requantize into the same inner tensors (so that any optimizer can train it), a differentiable
-constructor, and a linear with a kernel of its own. How codes and scales relate: `kernels/blockwise.py`.
+constructor, and a linear with a kernel of its own. Its operators are in
+`int8_operators.py`; how codes and scales relate is in `kernels/blockwise.py`.
 
 What it leaves out: zero points, several kernels, layouts for faster kernels.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch._export.wrappers import mark_subclass_constructor_exportable_experimental
-from torch._ops import OpOverload
 from typing_extensions import Self
 
-from reference_impls import block_strided, block_views
 from reference_impls.block_views import Blocks
-from reference_impls.int8_linear import checked_linear
 from reference_impls.kernels import blockwise
-from reference_impls.kernels.int8_linear import int8_weight_only_linear
 from reference_impls.values import ValueTensor
-
-aten = torch.ops.aten
 
 Granularity = str | int
 
@@ -58,6 +51,7 @@ class Int8Tensor(ValueTensor):
         outer_size: torch.Size | None = None,
         outer_stride: tuple[int, ...] | None = None,
     ) -> Self:
+        _check_parts(qdata, scale, dtype)
         return torch.Tensor._make_wrapper_subclass(
             cls,
             qdata.shape if outer_size is None else outer_size,
@@ -97,9 +91,7 @@ class Int8Tensor(ValueTensor):
         doesn't fit the shape.
         """
         if not isinstance(hp, torch.Tensor) or not hp.is_floating_point():
-            raise TypeError(
-                f"from_hp takes a floating-point tensor, not {getattr(hp, 'dtype', type(hp).__name__)}."
-            )
+            raise TypeError(f"from_hp takes a floating-point tensor, not {getattr(hp, 'dtype', type(hp).__name__)}.")
         values = hp.dequantize() if isinstance(hp, ValueTensor) else hp
         return _FromHighPrecision.apply(values, _block_for(hp.shape, granularity), cls)
 
@@ -140,11 +132,20 @@ class Int8Tensor(ValueTensor):
             )
 
 
+def _check_parts(qdata: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> None:
+    if qdata.dtype != torch.int8 or not scale.is_floating_point() or not dtype.is_floating_point:
+        raise TypeError(
+            f"qdata must be int8, scale and dtype floating-point; they are {qdata.dtype}, {scale.dtype} and {dtype}."
+        )
+    if qdata.dim() != scale.dim():
+        raise ValueError(f"qdata {tuple(qdata.shape)} and scale {tuple(scale.shape)} must have as many dimensions.")
+    if qdata.device != scale.device:
+        raise ValueError(f"qdata is on {qdata.device} and scale on {scale.device}; move one of them.")
+
+
 def _block_for(shape: torch.Size, granularity: Granularity) -> tuple[int, ...]:
     if not shape:
-        raise ValueError(
-            "a 0-dimensional tensor has no rows to quantize; use at least one dimension, hp.reshape(1)."
-        )
+        raise ValueError("a 0-dimensional tensor has no rows to quantize; use at least one dimension, hp.reshape(1).")
     row = max(shape[-1], 1)
     if granularity == "tensor":
         return tuple(max(n, 1) for n in shape)
@@ -176,148 +177,3 @@ class _FromHighPrecision(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return grad, None, None
-
-
-# --- views: same memory, same class -----------------------------------------------------------------------------
-
-_VIEWS = {
-    aten.t.default: block_views.t,
-    aten.transpose.int: block_views.transpose,
-    aten.permute.default: block_views.permute,
-    aten.unsqueeze.default: block_views.unsqueeze,
-    aten.squeeze.default: block_views.squeeze,
-    aten.squeeze.dim: block_views.squeeze,
-    aten.squeeze.dims: block_views.squeeze,
-    aten.expand.default: block_views.expand,
-    aten.select.int: block_views.select,
-    aten.slice.Tensor: block_views.slice_,
-    aten.split.Tensor: block_views.split,
-    aten.split_with_sizes.default: block_views.split_with_sizes,
-    aten.unbind.int: block_views.unbind,
-    aten.view.default: block_views.view,
-    aten._unsafe_view.default: block_views.view,
-    aten.as_strided.default: block_strided.as_strided,
-}
-
-
-@Int8Tensor.implements(_VIEWS)
-def _view(func: OpOverload, self: Int8Tensor, *arguments: Any) -> Int8Tensor | list[Int8Tensor]:
-    result = _VIEWS[func](self.blocks, *arguments)
-    if isinstance(result, list):
-        return [type(self)(*piece[:2], self.dtype, piece.partial) for piece in result]
-    return type(self)(result.qdata, result.scale, self.dtype, result.partial)
-
-
-# --- writes -----------------------------------------------------------------------------------------------------
-
-
-@Int8Tensor.implements(aten.copy_.default)
-def _copy_(func: OpOverload, self: torch.Tensor, src: torch.Tensor, non_blocking: bool) -> torch.Tensor:
-    if not isinstance(self, Int8Tensor):
-        return self.copy_(src.values_copy(), non_blocking)
-    self.check_writable("copy_")
-    if _same_blocks(self, src):
-        self.qdata.copy_(src.qdata, non_blocking)
-        self.scale.copy_(src.scale, non_blocking)
-        return self
-    values = src.values_copy() if isinstance(src, ValueTensor) else src
-    self.write_values(_broadcast(values.to(self.device, self.dtype, non_blocking), self))
-    return self
-
-
-def _same_blocks(self: Int8Tensor, src: torch.Tensor) -> bool:
-    """Whether copying codes and scales copies the values exactly."""
-    return (
-        isinstance(src, Int8Tensor)
-        and src.dtype == self.dtype
-        and src.shape == self.shape
-        and src.scale.shape == self.scale.shape
-        and src.scale.dtype == self.scale.dtype
-    )
-
-
-def _broadcast(values: torch.Tensor, target: Int8Tensor) -> torch.Tensor:
-    try:
-        return values.expand(target.shape)
-    except RuntimeError:
-        raise ValueError(
-            f"copy_: a tensor of shape {tuple(values.shape)} can't be broadcast to the {type(target).__name__} of shape "
-            f"{tuple(target.shape)}."
-        ) from None
-
-
-@Int8Tensor.implements(aten.copy.default)
-def _copy(func: OpOverload, self: torch.Tensor, src: torch.Tensor, non_blocking: bool) -> torch.Tensor:
-    """copy_ as torch.compile sees it, functionalized: the written tensor is a new one."""
-    return self.clone().copy_(src, non_blocking)
-
-
-@Int8Tensor.implements(aten.zero_.default)
-def _zero_(func: OpOverload, self: Int8Tensor) -> Int8Tensor:
-    """Zero is the one value that needs no new scale, so that any view can be zeroed."""
-    self.qdata.zero_()
-    return self
-
-
-@Int8Tensor.implements(aten.fill_.Scalar)
-def _fill_(func: OpOverload, self: Int8Tensor, value: float) -> Int8Tensor:
-    if value == 0:
-        return self.zero_()
-    return self.copy_(torch.tensor(value, dtype=self.dtype, device=self.device))
-
-
-# --- moves and new tensors --------------------------------------------------------------------------------------
-
-
-@Int8Tensor.implements(aten._to_copy.default)
-def _to_copy(
-    func: OpOverload,
-    self: Int8Tensor,
-    dtype: torch.dtype | None,
-    layout: torch.layout | None,
-    device: torch.device | None,
-    pin_memory: bool | None,
-    non_blocking: bool,
-    memory_format: torch.memory_format | None,
-) -> torch.Tensor:
-    """The outer dtype changes, the codes stay int8: the values are q * scale, rounded to the new dtype."""
-    dtype = self.dtype if dtype is None else dtype
-    options = {"layout": layout, "device": device, "pin_memory": pin_memory, "non_blocking": non_blocking}
-    if not dtype.is_floating_point:
-        return func(self.values_copy(), dtype=dtype, memory_format=memory_format, **options)
-    qdata = func(self.qdata, memory_format=memory_format, **options)
-    return type(self)(qdata, func(self.scale, **options), dtype)
-
-
-@Int8Tensor.implements(aten.empty_like.default)
-def _empty_like(
-    func: OpOverload,
-    self: Int8Tensor,
-    dtype: torch.dtype | None,
-    layout: torch.layout | None,
-    device: torch.device | None,
-    pin_memory: bool | None,
-    memory_format: torch.memory_format | None,
-) -> torch.Tensor:
-    """Of this class, for Module.to_empty. All other `*_like` and `new_*` give plain tensors (optimizer state)."""
-    dtype = self.dtype if dtype is None else dtype
-    options = {"layout": layout, "device": device, "pin_memory": pin_memory}
-    if not dtype.is_floating_point:
-        return func(self.values_copy(), dtype=dtype, memory_format=memory_format, **options)
-    qdata = func(self.qdata, memory_format=memory_format, **options)
-    return type(self)(qdata, func(self.scale, **options), dtype)
-
-
-# --- linear -----------------------------------------------------------------------------------------------------
-
-
-@Int8Tensor.implements_torch_function(F.linear)
-def _linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    return checked_linear(input, weight, bias)
-
-
-@Int8Tensor.implements(torch.ops.reference_impls.linear.default)
-def _linear_kernel(
-    func: OpOverload, x: torch.Tensor, weight: Int8Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    return int8_weight_only_linear(x, weight.qdata, weight.scale, bias)

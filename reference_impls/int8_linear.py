@@ -39,15 +39,9 @@ def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
         raise ValueError(f"{described}: the last dimension of the input must be {weight.shape[1]}.")
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(
-            f"{described}: the bias must have shape ({weight.shape[0]},), not {tuple(bias.shape)}."
-        )
+        raise ValueError(f"{described}: the bias must have shape ({weight.shape[0]},), not {tuple(bias.shape)}.")
     for name, operand in {"input": x, "bias": bias}.items():
         if operand is not None and operand.dtype != weight.dtype:
-            raise ValueError(
-                f"{described}: {name} is {operand.dtype}, weight is {weight.dtype}; convert one of them."
-            )
+            raise ValueError(f"{described}: {name} is {operand.dtype}, weight is {weight.dtype}; convert one of them.")
         if operand is not None and operand.device != weight.device:
-            raise ValueError(
-                f"{described}: {name} is on {operand.device}, weight on {weight.device}; move one of them."
-            )
+            raise ValueError(f"{described}: {name} is on {operand.device}, weight on {weight.device}; move one of them.")

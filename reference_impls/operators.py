@@ -65,14 +65,10 @@ def _(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -
 
 
 @linear.register_vmap
-def _(
-    info: Any, in_dims: tuple[int | None, ...], x: Any, weight: Any, bias: Any = None
-) -> tuple[torch.Tensor, int]:
+def _(info: Any, in_dims: tuple[int | None, ...], x: Any, weight: Any, bias: Any = None) -> tuple[torch.Tensor, int]:
     """A batch of inputs is one more leading dimension."""
     if in_dims[0] is None or any(dim is not None for dim in in_dims[1:]):
-        raise NotImplementedError(
-            "linear under vmap: only the input may be batched, not the weight or the bias."
-        )
+        raise NotImplementedError("linear under vmap: only the input may be batched, not the weight or the bias.")
     return linear(x.movedim(in_dims[0], 0), weight, bias), 0
 
 

@@ -23,9 +23,7 @@ def bind(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     parameters = func._schema.arguments
     if len(args) == len(parameters):
         return tuple(args)
-    return tuple(args) + tuple(
-        kwargs[p.name] if p.name in kwargs else p.default_value for p in parameters[len(args) :]
-    )
+    return tuple(args) + tuple(kwargs.get(p.name, p.default_value) for p in parameters[len(args) :])
 
 
 def call(func: OpOverload, arguments: tuple[Any, ...]) -> Any:
@@ -42,9 +40,7 @@ def _positional_count(func: OpOverload) -> int:
 
 @functools.cache
 def _written_positions(func: OpOverload) -> tuple[int, ...]:
-    return tuple(
-        i for i, p in enumerate(func._schema.arguments) if p.alias_info is not None and p.alias_info.is_write
-    )
+    return tuple(i for i, p in enumerate(func._schema.arguments) if p.alias_info is not None and p.alias_info.is_write)
 
 
 def written(func: OpOverload, arguments: tuple[Any, ...]) -> list[torch.Tensor]:

@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_map_only
 from reference_impls import operators, schema
 from reference_impls.base import WrapperTensor
 
-
 # Operators in these namespaces write to arguments without saying so in their schemas.
 _UNTRUE_SCHEMAS = frozenset({"c10d"})
 
@@ -67,9 +66,7 @@ def _run_and_write_back(func: OpOverload, arguments: tuple[Any, ...], targets: l
     schema.call(func, on_values)
     results = [
         result
-        for target, result in zip(
-            schema.written(func, arguments), schema.written(func, on_values), strict=True
-        )
+        for target, result in zip(schema.written(func, arguments), schema.written(func, on_values), strict=True)
         if isinstance(target, ValueTensor)
     ]
     for target, result in zip(targets, results, strict=True):

@@ -9,9 +9,9 @@ __version__ = "0.1.0"
 _HOME = {
     "Subject": "subject",
     "SubjectError": "subject",
-    "check_subclass": "suite",
-    "Options": "suite",
-    "Report": "suite",
+    "check_subclass": "api",
+    "Options": "instances",
+    "Report": "api",
     "CLAIMS": "check",
     "ConformanceTests": "checks",
     "ClaimTests": "checks",
@@ -29,13 +29,13 @@ _HOME = {
 }
 
 if TYPE_CHECKING:
+    from subclass_testkit.api import Report as Report
+    from subclass_testkit.api import check_subclass as check_subclass
     from subclass_testkit.check import CLAIMS as CLAIMS
     from subclass_testkit.checks import *  # noqa: F403
+    from subclass_testkit.instances import Options as Options
     from subclass_testkit.subject import Subject as Subject
     from subclass_testkit.subject import SubjectError as SubjectError
-    from subclass_testkit.suite import Options as Options
-    from subclass_testkit.suite import Report as Report
-    from subclass_testkit.suite import check_subclass as check_subclass
 
 __all__ = ["__version__", *_HOME]
 

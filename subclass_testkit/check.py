@@ -188,7 +188,8 @@ def select(ids: Iterable[str], globs: Iterable[str]) -> list[str]:
         ValueError: a glob matches no id; the message names the nearest one.
     """
     ids = list(ids)
-    positive, negative = [], []
+    positive: list[str] = []
+    negative: list[str] = []
     for glob in globs:
         bare = glob.removeprefix("!")
         if not fnmatch.filter(ids, bare):

@@ -39,11 +39,7 @@ class Probes(CheckGroup):
         w = self.script()["w"]
         if hasattr(w, "__tensor_flatten__"):
             return "has __tensor_flatten__"
-        try:
-            keeps_values = w.numel() == 0 or torch._C._get_storage_access_error is not None and w.untyped_storage().data_ptr() != 0
-        except (AttributeError, RuntimeError, NotImplementedError):
-            keeps_values = _storage_pointer(w) != 0
-        if keeps_values:
+        if w.numel() and _storage_pointer(w):
             raise CheckSkipped("keeps its values in its own storage, has no __tensor_flatten__")
         return "has no storage of its own"
 
@@ -132,9 +128,10 @@ class Probes(CheckGroup):
 
 
 def _storage_pointer(w: torch.Tensor) -> int:
+    """The address of the tensor's own storage; 0 where it has none."""
     try:
-        return w.data_ptr()
-    except RuntimeError:
+        return w.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError, AttributeError):
         return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -101,3 +102,11 @@ class Result:
 def instance_label(check_id: str, params: dict[str, str]) -> str:
     """The printed name of a check instance: its id and, in brackets, the values of its axes."""
     return f"{check_id}[{'-'.join(params.values())}]" if params else check_id
+
+
+def totals(results: Iterable[Result]) -> dict[str, int]:
+    """How many results ended in each outcome; ``selected`` is their sum."""
+    results = list(results)
+    counts = {"selected": len(results)}
+    counts.update({o.value: sum(r.outcome is o for r in results) for o in Outcome})
+    return counts

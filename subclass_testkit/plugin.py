@@ -11,8 +11,9 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
 
+    from subclass_testkit.instances import Options
     from subclass_testkit.outcome import Result
-    from subclass_testkit.suite import Options, Run
+    from subclass_testkit.suite import Run
 
 _PROPERTY = "subclass_testkit_result"
 _STATUS = {
@@ -24,21 +25,45 @@ _STATUS = {
     "skipped": ("skipped", "s"),
     "failed": ("advice", "a"),
 }
-_SETTINGS = {"subclass": list, "claims": list, "checks": list, "tier": str, "strict": bool, "isolate": str, "seed": int, "report": list}
+_SETTINGS = {
+    "subclass": list,
+    "claims": list,
+    "checks": list,
+    "tier": str,
+    "strict": bool,
+    "isolate": str,
+    "seed": int,
+    "report": list,
+}
 _REPORTS = (".json",)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("subclass-testkit", "conformance of torch.Tensor subclasses")
     add = group.addoption
-    add("--subclass", action="append", metavar="SPEC", help="tensor class, Subject or function to test: pkg.mod.Name or pkg.mod:Name (repeatable)")
+    add(
+        "--subclass",
+        action="append",
+        metavar="SPEC",
+        help="tensor class, Subject or function to test: pkg.mod.Name or pkg.mod:Name (repeatable)",
+    )
     add("--subclass-claims", metavar="LIST", help="comma-separated claims that must hold: training,compile,...")
-    add("--subclass-checks", action="append", metavar="GLOB", help="run only the checks whose id matches; !GLOB leaves out (repeatable)")
+    add(
+        "--subclass-checks",
+        action="append",
+        metavar="GLOB",
+        help="run only the checks whose id matches; !GLOB leaves out (repeatable)",
+    )
     add("--subclass-tier", metavar="TIER", help="quick (eager only), standard (default) or full")
     add("--subclass-strict", action="store_true", default=None, help="should-level findings fail too")
     add("--subclass-isolate", metavar="MODE", help="hazardous (default), all (a process per check) or none")
     add("--subclass-seed", type=int, metavar="N", help="another seed: other data (default 0)")
-    add("--subclass-report", action="append", metavar="PATH", help="write a report; the ending chooses the format: .json (repeatable)")
+    add(
+        "--subclass-report",
+        action="append",
+        metavar="PATH",
+        help="write a report; the ending chooses the format: .json (repeatable)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -73,7 +98,9 @@ def _from_pyproject(path: Path) -> dict[str, Any]:
             hint = f"; did you mean {near[0]!r}?" if near else f"; valid are: {', '.join(_SETTINGS)}"
             raise pytest.UsageError(f"[tool.subclass_testkit] in {path}: unknown setting {name!r}{hint}")
         if not isinstance(value, _SETTINGS[name]):
-            raise pytest.UsageError(f"[tool.subclass_testkit] in {path}: {name} takes a {_SETTINGS[name].__name__}, got {value!r}")
+            raise pytest.UsageError(
+                f"[tool.subclass_testkit] in {path}: {name} takes a {_SETTINGS[name].__name__}, got {value!r}"
+            )
     return dict(table)
 
 
@@ -106,7 +133,7 @@ class Session:
             raise pytest.UsageError(str(error)) from error
 
     def _options(self) -> Options:
-        from subclass_testkit.suite import Options, validated
+        from subclass_testkit.instances import Options, validated
 
         given = self.settings
         isolate = given["isolate"] or ("none" if self.config.getoption("usepdb", False) else "hazardous")
@@ -181,7 +208,9 @@ class Reporter:
         self.shown: set[tuple[str, str, str]] = set()
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if call.when == "call" and (found := _result_of(item)):
             run, result = found
@@ -308,5 +337,3 @@ def _advice(results: list[Result], strict: bool) -> Iterator[str]:
     for group in group_failures(r for r in results if r.outcome is Outcome.FAILED and not r.fails_run(strict)):
         more = f" (and {len(group) - 1} more)" if len(group) > 1 else ""
         yield " ".join(f"should: {group[0].label}: {group[0].message}{more}".split())
-
-

@@ -248,7 +248,7 @@ def _buildable(subject: Subject, shape: tuple[int, ...], dtype: torch.dtype, tri
         text = str(error).splitlines()[0][:120] if str(error) else ""
         tried.append(f"{label}, {subject.to_plain_text}: {type(error).__name__}: {text}")
         return False
-    if not isinstance(values, torch.Tensor) or isinstance(values, subject.cls) and subject.cls is not torch.Tensor:
+    if not isinstance(values, torch.Tensor) or (isinstance(values, subject.cls) and subject.cls is not torch.Tensor):
         tried.append(f"{label}, {subject.to_plain_text}: gave {type(values).__name__}, not a plain tensor")
         return False
     if tuple(values.shape) != shape:
@@ -272,7 +272,9 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 def _cannot_build(subject: Subject, tried: list[str]) -> str:
     name = subject.cls.__name__
-    lines = list({re.sub(r"\d+x[x\d]+", "", line): line for line in reversed(tried)}.values())[::-1]  # one line a recipe and error
+    lines = list({re.sub(r"\d+x[x\d]+", "", line): line for line in reversed(tried)}.values())[
+        ::-1
+    ]  # one line a recipe and error
     shown = "\n".join(f"  {line}" for line in lines[:12]) or "  nothing applies to this class"
     more = f"\n  ... and {len(lines) - 12} more" if len(lines) > 12 else ""
     return (

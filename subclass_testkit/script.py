@@ -138,7 +138,11 @@ class Script:
     def read(self, value: Any, label: str) -> Any:
         """Plain values of a result (tensors inside lists and tuples too)."""
         if isinstance(value, list | tuple):
-            return type(value)(self.read(v, label) for v in value) if type(value) in (list, tuple) else [self.read(v, label) for v in value]
+            return (
+                type(value)(self.read(v, label) for v in value)
+                if type(value) in (list, tuple)
+                else [self.read(v, label) for v in value]
+            )
         if isinstance(value, torch.Tensor):
             try:
                 return self.subject.plain(value)

@@ -208,7 +208,9 @@ def _globals_as_imports(function: Any) -> list[str]:
         if isinstance(value, types.ModuleType) and value is not torch:
             lines.append(f"import {value.__name__} as {name}")
         elif isinstance(value, type | types.FunctionType) and value.__module__ != "__main__":
-            lines.append(f"from {value.__module__} import {value.__qualname__}" + (f" as {name}" if name != value.__qualname__ else ""))
+            lines.append(
+                f"from {value.__module__} import {value.__qualname__}" + (f" as {name}" if name != value.__qualname__ else "")
+            )
     return lines
 
 

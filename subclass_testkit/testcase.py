@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 from parameterized import parameterized
 
 if TYPE_CHECKING:
+    from subclass_testkit.instances import Instance
     from subclass_testkit.outcome import Result
-    from subclass_testkit.suite import Instance, Run
+    from subclass_testkit.suite import Run
 
 
 def expand_test_case(cls: type) -> None:
@@ -32,8 +33,9 @@ def expand_test_case(cls: type) -> None:
     if subject is None or isinstance(inspect.getattr_static(cls, "subject"), property):
         return
 
+    from subclass_testkit.instances import Options, validated
     from subclass_testkit.resolve import resolve
-    from subclass_testkit.suite import Options, Run, validated
+    from subclass_testkit.suite import Run
 
     options = validated(cast(Any, cls).__dict__.get("options") or getattr(cls, "options", None) or Options())
     run = Run(resolve(subject), options, tuple(mixins))
@@ -96,7 +98,7 @@ def _close_with_class(cls: type, run: Run) -> None:
     original = cast(Any, cls).tearDownClass.__func__
 
     @functools.wraps(original)
-    def tearDownClass(klass: Any) -> None:  # noqa: N802  # unittest's name
+    def tearDownClass(klass: Any) -> None:  # unittest's name
         try:
             original(klass)
         finally:

@@ -38,11 +38,9 @@ def choose_scale(x: torch.Tensor, block: tuple[int, ...]) -> torch.Tensor:
     largest = torch.finfo(x.dtype).max / QMAX * (1 - torch.finfo(x.dtype).eps)
     blocks = _split(x, block)
     magnitude = blocks.abs().amax(dim=tuple(range(1, 2 * x.dim(), 2))) if x.dim() else x.abs()
-    scale = (magnitude / QMAX).clamp(tiny, largest)
-    # The largest value of the dequantized block is fl(127 * scale), from which the same scale must follow. Where
-    # fl(fl(127 * scale) / 127) isn't `scale`, it is a neighbour for which this holds: going one unit in the last
-    # place up or down moves 127 * scale by 1/128 unit off the halfway point that caused it.
-    return (scale * QMAX / QMAX).clamp(tiny, largest)
+    # Rounding the quotient leaves 127 * scale within 63.5 ulp(scale) of the magnitude, whose own half ulp is 64 (or 32)
+    # ulp(scale): so the largest dequantized value has this scale again as its 127th, rounded.
+    return (magnitude / QMAX).clamp(tiny, largest)
 
 
 def quantize(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

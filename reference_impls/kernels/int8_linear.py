@@ -23,9 +23,7 @@ def int8_weight_only_linear(
 
 
 @int8_weight_only_linear.register_fake
-def _(
-    x: torch.Tensor, qdata: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor:
+def _(x: torch.Tensor, qdata: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], qdata.shape[0]))
 
 
@@ -64,6 +62,4 @@ def _scale_gradient(grad_weight: torch.Tensor, qdata: torch.Tensor, scale: torch
     """Each scale multiplies the codes of its block: the sum over the block of d loss / d weight * q."""
     block = blockwise.block_size(qdata.shape, scale.shape)
     product = grad_weight.to(scale.dtype) * qdata
-    return product.reshape(qdata.shape[0] // block[0], block[0], qdata.shape[1] // block[1], block[1]).sum(
-        (1, 3)
-    )
+    return product.reshape(qdata.shape[0] // block[0], block[0], qdata.shape[1] // block[1], block[1]).sum((1, 3))

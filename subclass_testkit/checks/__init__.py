@@ -32,8 +32,37 @@ MIXINS: tuple[type[CheckGroup], ...] = (
 )
 
 
-class ConformanceTests(ClaimTests, ProtocolTests, SlicingTests, EquivalenceTests, GradientFlowTests, OptimizerTests, CompilationTests, ExportTests, DeviceTests, CopyTests, ModuleTests, KernelTests):
+class ConformanceTests(
+    ClaimTests,
+    ProtocolTests,
+    SlicingTests,
+    EquivalenceTests,
+    GradientFlowTests,
+    OptimizerTests,
+    CompilationTests,
+    ExportTests,
+    DeviceTests,
+    CopyTests,
+    ModuleTests,
+    KernelTests,
+):
     """All checks: inherit it beside unittest.TestCase and set ``subject``."""
 
 
-__all__ = ["MIXINS", "CheckGroup", "ClaimTests", "ConformanceTests", "ProtocolTests", "SlicingTests", "EquivalenceTests", "GradientFlowTests", "OptimizerTests", "CompilationTests", "ExportTests", "DeviceTests", "CopyTests", "ModuleTests", "KernelTests"]
+__all__ = [
+    "MIXINS",
+    "CheckGroup",
+    "ClaimTests",
+    "CompilationTests",
+    "ConformanceTests",
+    "CopyTests",
+    "DeviceTests",
+    "EquivalenceTests",
+    "ExportTests",
+    "GradientFlowTests",
+    "KernelTests",
+    "ModuleTests",
+    "OptimizerTests",
+    "ProtocolTests",
+    "SlicingTests",
+]

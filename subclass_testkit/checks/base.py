@@ -22,6 +22,7 @@ class Case:
     """A subject at one point of its axes.
 
     ``facts`` is what the claim probes measured (``activation_bits``, ``found`` claims, ...); shared by all cases of a run.
+    ``others`` are the subject's other variants by name.
     """
 
     subject: Subject
@@ -30,6 +31,7 @@ class Case:
     shape: tuple[int, ...]
     seed: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
+    others: dict[str, Subject] = field(default_factory=dict)
 
     @property
     def found(self) -> frozenset[str]:
@@ -98,7 +100,7 @@ class CheckGroup:
 
     def other(self, seed: int = 5) -> str:
         """The source text of a second tensor of the class, of the same shape, with other values and scales."""
-        source = f"({self.hp(seed)} * -0.75)"
+        source = f"(({self.hp(seed)}) * -0.75)"
         return re.sub(r"\bhp\b(?!\s*=[^=])", lambda _: source, self.subject.make_text)
 
     def linear_tolerance(self) -> Tolerance:
@@ -184,11 +186,20 @@ class CheckGroup:
         actual = script.read(got, call_got)
         bound = self._bound(tolerance, script, operation, want, rounded, magnitude)
         kept = isinstance(got, self.subject.cls)
-        if strides and kept and isinstance(want, torch.Tensor) and got.stride() != want.stride() and got.shape == want.shape and got.numel() > 1:
+        if (
+            strides
+            and kept
+            and isinstance(want, torch.Tensor)
+            and got.stride() != want.stride()
+            and got.shape == want.shape
+            and got.numel() > 1
+        ):
             script.note(f"assert ({call_got}).stride() == ({call_want}).stride()")
-            raise CheckFailed(Finding("stride", f"{label} reports stride {got.stride()}, expected {want.stride()}.", likely, script.text()))
-        if requantized and kept and isinstance(bound, torch.Tensor) and want.shape == got.shape:
-            bound = bound + self.requantization(script, want)
+            raise CheckFailed(
+                Finding("stride", f"{label} reports stride {got.stride()}, expected {want.stride()}.", likely, script.text())
+            )
+        if requantized:
+            bound = self._requantized(script, got, want, bound)
         found, item, worst = self._difference(got, actual, want, bound, label)
         if found:
             found.likely = self._diagnose(script, operation, suspects or {}, actual, want, got, bound) or likely
@@ -199,7 +210,12 @@ class CheckGroup:
             if change:
                 script.note(call_got)
                 raise CheckFailed(
-                    Finding("mutated", f"{label} changed its operand {name}: {change}.", likely, script.text("assert_unchanged = " + repr(change)))
+                    Finding(
+                        "mutated",
+                        f"{label} changed its operand {name}: {change}.",
+                        likely,
+                        script.text("assert_unchanged = " + repr(change)),
+                    )
                 )
         return got
 
@@ -211,7 +227,9 @@ class CheckGroup:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            if oracle.judge_exception(error, self.subject.refusals) == "accident" and not isinstance(error, TypeError | IndexError):
+            if oracle.judge_exception(error, self.subject.refusals) == "accident" and not isinstance(
+                error, TypeError | IndexError
+            ):
                 script.blame(error, last_line(source))
             return error
         raise CheckFailed(Finding("no-error", message, reproduction=script.text("raise AssertionError('no error')")))
@@ -225,7 +243,9 @@ class CheckGroup:
                 ns[name] = self._values(execute(text, ns))  # a fresh copy: the oracle's run and the subject's must not meet
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                value = execute(_function(operation, script) + f"\noperation({_arguments(script)})" if "\n" in operation else operation, ns)
+                value = execute(
+                    _function(operation, script) + f"\noperation({_arguments(script)})" if "\n" in operation else operation, ns
+                )
         except Exception as error:
             return _Raised(oracle.describe(error))
         return _detached(value)
@@ -251,7 +271,13 @@ class CheckGroup:
         return self.subject.plain(value).clone() if of_class else value
 
     def _bound(
-        self, tolerance: Tolerance, script: Script, operation: str, want: Any, rounded: tuple[str, ...] = (), magnitude_text: str = ""
+        self,
+        tolerance: Tolerance,
+        script: Script,
+        operation: str,
+        want: Any,
+        rounded: tuple[str, ...] = (),
+        magnitude_text: str = "",
     ) -> Any:
         if tolerance.kind == "exact":
             return None
@@ -296,8 +322,38 @@ class CheckGroup:
         """
         if "quantized" not in self.case.found:
             return 0.0
-        sources = [want] + ([script["hp"]] if self.subject.stochastic else [])
-        return sum(self._quantization_error(script, t, want.shape) for t in sources) * (2 if self.subject.stochastic else 1)
+        if not self.stochastic():
+            return self._quantization_error(script, want, want.shape)
+        return 2 * (self._quantization_error(script, want, want.shape) + self._quantization_error(script, script["hp"], want.shape))
+
+    def stochastic(self) -> bool:
+        """Whether writes round stochastically: declared, or two equal ones under different seeds give different values."""
+        known = self.case.facts.setdefault("stochastic", {})
+        if self.case.variant not in known:
+            known[self.case.variant] = self.subject.stochastic or self._draws()
+        return bool(known[self.case.variant])
+
+    def _draws(self) -> bool:
+        source = eval(self.hp(), dict(self.subject.namespace))  # noqa: S307  # our own text
+        values = []
+        with torch.random.fork_rng(), torch.no_grad():
+            for seed in (1, 2):
+                torch.manual_seed(seed)
+                try:
+                    w = self.subject.build(source.clone())
+                    w.copy_(source.flip(0) * 0.3)
+                    values.append(self.subject.plain(w).clone())
+                except Exception:  # no writes: nothing rounds
+                    return False
+        return not oracle.same_bits(*values)
+
+    def _requantized(self, script: Script, got: Any, want: Any, bound: Any) -> Any:
+        """The bound of a result, widened where that is a quantized tensor of the class."""
+        if isinstance(bound, list | tuple) and isinstance(got, list | tuple) and len(got) == len(bound):
+            return tuple(self._requantized(script, *item) for item in zip(got, want, bound, strict=True))
+        if isinstance(bound, torch.Tensor) and isinstance(got, self.subject.cls) and want.shape == got.shape:
+            return bound + self.requantization(script, want)
+        return bound
 
     def _quantization_error(self, script: Script, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         values = values.detach()
@@ -307,7 +363,7 @@ class CheckGroup:
             hp, d = script["hp"].detach().double(), script["d"].double()
             ratio = max(1.0, float(values.abs().amax()) / max(float(hp.abs().amax()), 1e-30))
             return torch.full(shape, 2 * ratio * float((hp - d).abs().amax()), dtype=torch.float64)
-        error = (made.double() - values.double()).abs().amax() * 2
+        error: torch.Tensor = (made.double() - values.double()).abs().amax() * 2
         recipe = self.subject.max_error
         if recipe is not None:
             ns = {**script.ns, "hp": values, "d": made}
@@ -315,7 +371,9 @@ class CheckGroup:
             error = torch.as_tensor(bound).double()
         return error.expand(shape) if values.shape == shape else error.amax().expand(shape)
 
-    def _difference(self, got: Any, actual: Any, want: Any, bound: Any, label: str) -> tuple[Finding | None, str, torch.Tensor | None]:
+    def _difference(
+        self, got: Any, actual: Any, want: Any, bound: Any, label: str
+    ) -> tuple[Finding | None, str, torch.Tensor | None]:
         """The first way in which a result is wrong, in which item of it (``[1]``; empty: the result itself), and the bound there."""
         if isinstance(want, list | tuple) and isinstance(got, list | tuple) and len(got) == len(want):
             bounds = bound if isinstance(bound, list | tuple) else [bound] * len(want)
@@ -338,7 +396,9 @@ class CheckGroup:
                 return Finding(what, f"{label} reports {what} {g}, expected {w}.")
         return None
 
-    def _diagnose(self, script: Script, operation: str, suspects: dict[str, str], actual: Any, want: Any, got: Any, bound: Any) -> str:
+    def _diagnose(
+        self, script: Script, operation: str, suspects: dict[str, str], actual: Any, want: Any, got: Any, bound: Any
+    ) -> str:
         for sentence, suspect in suspects.items():
             ns = {**script.ns, "w": script["d"].clone()}
             try:

@@ -13,7 +13,11 @@ class ClaimTests(CheckGroup):
     group = "claims"
 
     @over(*CLAIMS)
-    @check(axes="one", why="people choose a class by what it says it supports", fix="make the operation of the claim work, or don't declare the claim")
+    @check(
+        axes="one",
+        why="people choose a class by what it says it supports",
+        fix="make the operation of the claim work, or don't declare the claim",
+    )
     def test_declared_claim_is_found(self, claim: str) -> None:
         """A claim that is declared (by the subject, or demanded by --subclass-claims) holds when it is tried."""
         reason = self.case.facts.get("claims", {}).get(claim, "not probed")

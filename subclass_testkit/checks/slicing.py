@@ -18,7 +18,17 @@ _ROWS = ("w[8:16]", "w[8:]", "w[:8]", "w[-8:]", "w[3:4]", "w[8:10**9]", "w[0:0]"
 _COLUMNS = ("w[:, 8:16]", "w[:, 16:]", "w[:, :16]", "w[:, -16:]", "w[:, 5:6]", "w[..., 8:16]")
 _BLOCKS = ("w[8:16, 4:12]", "w[2:, :16]", "w[16:, 16:]", "w[1:9, 16:32]")
 _STEPS = ("w[::2]", "w[1::3]", "w[2:15:3]", "w[:, ::2]", "w[:, 1::3]", "w[::2, ::2]")
-_SELECTS = ("w[3]", "w[-2]", "w[:, 5]", "w[:, -1]", "w.select(0, 3)", "w.select(1, 5)", "w.select(-1, -2)", "w[3, 5]", "w.select(dim=0, index=3)")
+_SELECTS = (
+    "w[3]",
+    "w[-2]",
+    "w[:, 5]",
+    "w[:, -1]",
+    "w.select(0, 3)",
+    "w.select(1, 5)",
+    "w.select(-1, -2)",
+    "w[3, 5]",
+    "w.select(dim=0, index=3)",
+)
 _WHOLE = ("w[...]", "w[:]", "w[None]", "w[:, None]", "w[:, :]")
 _NARROWS = (
     "w.narrow(0, 8, 8)",
@@ -86,7 +96,14 @@ _RESHAPES = (
     "w.view_as(w)",
     "w.ravel()",
 )
-_OTHER = ("w.diagonal()", "w.diagonal(1)", "w.unfold(0, 4, 2)", "w.unfold(1, 4, 4)", "w.as_strided((4, 4), (w.shape[1], 1))", "w.as_strided((4, 4), (w.shape[1], 1), w.shape[1] + 2)")
+_OTHER = (
+    "w.diagonal()",
+    "w.diagonal(1)",
+    "w.unfold(0, 4, 2)",
+    "w.unfold(1, 4, 4)",
+    "w.as_strided((4, 4), (w.shape[1], 1))",
+    "w.as_strided((4, 4), (w.shape[1], 1), w.shape[1] + 2)",
+)
 _CHAINS = (
     "w.t()[8:16]",
     "w[8:16].t()",
@@ -102,8 +119,44 @@ _CHAINS = (
     "w.t()[5]",
     "w[::2][1:4]",
 )
-_EXPERTS = ("w[1]", "w[-1]", "w[1][8:16]", "w[1:3]", "w[:, 8:16]", "w[:, :, 4:12]", "w[1, 3]", "w[0].t()", "w.transpose(1, 2)", "w.transpose(-1, -2)[1]", "w.unbind()", "w.chunk(3)", "w[2].narrow(0, 8, 8)", "w.permute(0, 2, 1)", "w.permute(2, 0, 1)", "w.view(-1, w.shape[-1])", "w.flatten(0, 1)", "w[1:2].squeeze(0)")
-_WINDOWS = ("w[8:16]", "w[3]", "w[:, 8:16]", "w[8:16, 4:12]", "w.t()", "w.t()[8:16]", "w.narrow(0, 16, 8)", "w.chunk(2)[1]", "w.split(8)[1]", "w[::2]", "w.view(-1)", "w.detach()", "w[:]", "w.unsqueeze(0)", "w.unbind()[2]", "w.transpose(0, 1)")
+_EXPERTS = (
+    "w[1]",
+    "w[-1]",
+    "w[1][8:16]",
+    "w[1:3]",
+    "w[:, 8:16]",
+    "w[:, :, 4:12]",
+    "w[1, 3]",
+    "w[0].t()",
+    "w.transpose(1, 2)",
+    "w.transpose(-1, -2)[1]",
+    "w.unbind()",
+    "w.chunk(3)",
+    "w[2].narrow(0, 8, 8)",
+    "w.permute(0, 2, 1)",
+    "w.permute(2, 0, 1)",
+    "w.view(-1, w.shape[-1])",
+    "w.flatten(0, 1)",
+    "w[1:2].squeeze(0)",
+)
+_WINDOWS = (
+    "w[8:16]",
+    "w[3]",
+    "w[:, 8:16]",
+    "w[8:16, 4:12]",
+    "w.t()",
+    "w.t()[8:16]",
+    "w.narrow(0, 16, 8)",
+    "w.chunk(2)[1]",
+    "w.split(8)[1]",
+    "w[::2]",
+    "w.view(-1)",
+    "w.detach()",
+    "w[:]",
+    "w.unsqueeze(0)",
+    "w.unbind()[2]",
+    "w.transpose(0, 1)",
+)
 
 _WHY_VALUES = "servers and sharding code take slices of weights; wrong rows or scales give wrong outputs, without an error"
 _FIX_SLICE = "slice every inner tensor that varies along the dimension (scales, zero points) together with the data, or raise NotImplementedError"
@@ -157,7 +210,10 @@ class SlicingTests(CheckGroup):
         self.view(expression)
 
     @over(*_WHOLE)
-    @check(why="generic code indexes with `...` and `None`", fix="pass the arguments of aten.slice / alias / unsqueeze on to the inner tensors")
+    @check(
+        why="generic code indexes with `...` and `None`",
+        fix="pass the arguments of aten.slice / alias / unsqueeze on to the inner tensors",
+    )
     def test_trivial_index(self, expression: str) -> None:
         """An index that keeps everything keeps all values."""
         self.two_dim()
@@ -171,55 +227,94 @@ class SlicingTests(CheckGroup):
         self.view(expression)
 
     @over(*_PIECES)
-    @check(why="fused projections (qkv, gate_up) are split; a lost or shifted piece changes the model", fix="give every piece its part of every inner tensor; mind the last, shorter piece")
+    @check(
+        why="fused projections (qkv, gate_up) are split; a lost or shifted piece changes the model",
+        fix="give every piece its part of every inner tensor; mind the last, shorter piece",
+    )
     def test_pieces(self, expression: str) -> None:
         """chunk, split, tensor_split and unbind give the pieces of the values, uneven ones too, or refuse."""
         self.two_dim()
         self.view(expression)
 
     @over(*_TRANSPOSES)
-    @check(axes="all", why="aten.linear is t + mm: a transpose with wrong shape or scales breaks it", fix="transpose the data and swap the dims of scales and block sizes, and report the transposed shape and strides")
+    @check(
+        axes="all",
+        why="aten.linear is t + mm: a transpose with wrong shape or scales breaks it",
+        fix="transpose the data and swap the dims of scales and block sizes, and report the transposed shape and strides",
+    )
     def test_transpose(self, expression: str) -> None:
         """A transpose has the transposed shape, strides and values; twice is the original."""
         self.two_dim()
         self.view(expression)
 
     @over(*_RESHAPES)
-    @check(why="generic code flattens and unsqueezes; a view that ignores its size gives a tensor whose shape lies", fix="support view where groups stay intact, and raise NotImplementedError with both shapes elsewhere")
+    @check(
+        why="generic code flattens and unsqueezes; a view that ignores its size gives a tensor whose shape lies",
+        fix="support view where groups stay intact, and raise NotImplementedError with both shapes elsewhere",
+    )
     def test_reshape(self, expression: str) -> None:
         """view, reshape, flatten, unsqueeze, squeeze and expand give the values in the asked shape, or refuse."""
         self.two_dim()
         self.view(expression)
 
     @over(*_OTHER)
-    @check(why="AOTAutograd replays outputs that alias inputs by as_strided", fix="implement it for what the format represents, and raise NotImplementedError elsewhere")
+    @check(
+        why="AOTAutograd replays outputs that alias inputs by as_strided",
+        fix="implement it for what the format represents, and raise NotImplementedError elsewhere",
+    )
     def test_other_view(self, expression: str) -> None:
         """diagonal, unfold and as_strided are right or refused."""
         self.two_dim()
         self.agree(expression)
 
     @over(*_CHAINS)
-    @check(why="real code takes views of views; handlers that assume an untouched tensor go wrong at the second", fix="derive everything from the inner tensors' own shapes and strides, not from attributes of the first tensor")
+    @check(
+        why="real code takes views of views; handlers that assume an untouched tensor go wrong at the second",
+        fix="derive everything from the inner tensors' own shapes and strides, not from attributes of the first tensor",
+    )
     def test_view_of_view(self, expression: str) -> None:
         """A view of a view is that of the values, or is refused."""
         self.two_dim()
         self.view(expression)
 
     @over(*_EXPERTS)
-    @check(axes="experts", why="mixture-of-experts weights are 3-D, and servers take one expert's rows", fix="count dims from the end for scales and blocks, not from the front")
+    @check(
+        axes="experts",
+        why="mixture-of-experts weights are 3-D, and servers take one expert's rows",
+        fix="count dims from the end for scales and blocks, not from the front",
+    )
     def test_expert_view(self, expression: str) -> None:
         """Views of a 3-D weight are those of its values, or are refused."""
         self.view(expression)
 
-    @over(("F.linear(x, w[8:16])", "(5,)"), ("F.linear(x[:, 8:24], w[:, 8:24])", "(5,)"), ("F.linear(x, w[8:16][2:4])", "(5,)"), ("F.linear(x, w[-7:])", "(5,)"), ("x @ w[8:16].t()", "(5,)"), ("x @ w.t()[:, 8:16]", "(5,)"))
-    @check(needs=("inference",), why="a sharded layer computes with slices", fix="make the sliced tensor's shape, scales and group size what the linear kernel expects")
-    def test_linear_on_slice(self, expression: str, _: str) -> None:
+    @over(
+        "F.linear(x, w[8:16])",
+        "F.linear(x[:, 8:24], w[:, 8:24])",
+        "F.linear(x, w[8:16][2:4])",
+        "F.linear(x, w[-7:])",
+        "x @ w[8:16].t()",
+        "x @ w.t()[:, 8:16]",
+    )
+    @check(
+        needs=("inference",),
+        why="a sharded layer computes with slices",
+        fix="make the sliced tensor's shape, scales and group size what the linear kernel expects",
+    )
+    def test_linear_on_slice(self, expression: str) -> None:
         """A linear with a sliced weight equals the linear with the sliced values."""
         self.two_dim()
-        self.agree(expression, tolerance=self.linear_tolerance(), x=self.x(), suspects={"the result with the un-sliced weight": "F.linear(x, w)"})
+        self.agree(
+            expression,
+            tolerance=self.linear_tolerance(),
+            x=self.x(),
+            suspects={"the result with the un-sliced weight": "F.linear(x, w)"},
+        )
 
     @over(*_WINDOWS)
-    @check(why="a write into a view that doesn't reach the base is lost without an error (weight loading, EMA, tensor parallel)", fix="make the view's inner tensors views of the base's, or refuse the write")
+    @check(
+        why="a write into a view that doesn't reach the base is lost without an error (weight loading, EMA, tensor parallel)",
+        fix="make the view's inner tensors views of the base's, or refuse the write",
+    )
     def test_write_through_view_reaches_the_base(self, window: str) -> None:
         """A write into a view is seen in the base, in exactly the view's elements; or the write is refused with nothing changed."""
         self.two_dim()
@@ -230,21 +325,42 @@ class SlicingTests(CheckGroup):
         view = f"plain({window})"
         script.run("after = plain(w)")
         if not script.value("isinstance(v, type(w))", extend=False):
-            script.expect("torch.equal(plain(v), " + view + ")", f"v = {window} is a plain copy: a write into it is lost, without an error.", kind="lost-write", likely="the view decays to a new plain tensor, which shares nothing with the base.")
+            script.expect(
+                "torch.equal(plain(v), " + view + ")",
+                f"v = {window} is a plain copy: a write into it is lost, without an error.",
+                kind="lost-write",
+                likely="the view decays to a new plain tensor, which shares nothing with the base.",
+            )
             return
-        script.expect(f"torch.equal(plain(v), {view})", f"after a write into v = {window}, v and the same view of the base differ.", kind="lost-write", likely="the view holds a copy of the data.")
+        script.expect(
+            f"torch.equal(plain(v), {view})",
+            f"after a write into v = {window}, v and the same view of the base differ.",
+            kind="lost-write",
+            likely="the view holds a copy of the data.",
+        )
         mask = self._mask(window, changed)
         outside = script["after"][~mask]
         if not oracle.same_bits(outside, script["before"][~mask]):
             n = int((outside != script["before"][~mask]).sum())
-            script.fail(f"a write into v = {window} changed {n} elements of the base outside of it.", kind="clobbered", likely="the write replaced a scale that the view shares with elements outside of it.", assertion="raise AssertionError('elements outside the view changed: compare before and after')")
+            script.fail(
+                f"a write into v = {window} changed {n} elements of the base outside of it.",
+                kind="clobbered",
+                likely="the write replaced a scale that the view shares with elements outside of it.",
+                assertion="raise AssertionError('elements outside the view changed: compare before and after')",
+            )
 
     def _write(self, script: Script, window: str) -> None:
         try:
             script.run(f"with torch.no_grad():\n    v.copy_({window.replace('w', 'source', 1)} * 0.75)")
         except Refused:
             if not oracle.same_bits(script.subject.plain(script["w"]), script["before"]):
-                raise CheckFailed(Finding("half-done", f"the write into {window} was refused, but after it had changed the base.", reproduction=script.text())) from None
+                raise CheckFailed(
+                    Finding(
+                        "half-done",
+                        f"the write into {window} was refused, but after it had changed the base.",
+                        reproduction=script.text(),
+                    )
+                ) from None
             raise
 
     def _mask(self, window: str, like: torch.Tensor) -> torch.Tensor:
@@ -254,17 +370,29 @@ class SlicingTests(CheckGroup):
         return mask
 
     @over(*_WINDOWS)
-    @check(why="code that holds a view (a tied weight, a fused projection) must see updates of the base", fix="make the view's inner tensors views of the base's")
+    @check(
+        why="code that holds a view (a tied weight, a fused projection) must see updates of the base",
+        fix="make the view's inner tensors views of the base's",
+    )
     def test_write_into_base_reaches_the_view(self, window: str) -> None:
         """A view taken before a write into the base shows the written values; or the write is refused."""
         self.two_dim()
         script = self.script(source=self.hp(seed=3))
         script.run(f"v = {window}\nwith torch.no_grad():\n    w.copy_(source)")
         if script.value("isinstance(v, type(w))", extend=False):
-            script.equal("plain(v)", f"plain({window})", label=f"v = {window}, taken before w.copy_(...),", likely="copy_ replaced the base's inner tensors instead of writing into them, or the view holds copies.")
+            script.equal(
+                "plain(v)",
+                f"plain({window})",
+                label=f"v = {window}, taken before w.copy_(...),",
+                likely="copy_ replaced the base's inner tensors instead of writing into them, or the view holds copies.",
+            )
 
     @over("w[8:16]", "w.t()", "w.detach()", "w.view(w.shape)", "w[3]", "w[:, 8:16]", "w.chunk(2)[0]", "w.unsqueeze(0)")
-    @check(level="should", why="code that checks isinstance, or dispatches on the class, silently takes the plain path", fix="return an instance of the class from view handlers")
+    @check(
+        level="should",
+        why="code that checks isinstance, or dispatches on the class, silently takes the plain path",
+        fix="return an instance of the class from view handlers",
+    )
     def test_view_keeps_the_class(self, expression: str) -> None:
         """A view of the subclass is of the subclass."""
         self.two_dim()
@@ -272,18 +400,59 @@ class SlicingTests(CheckGroup):
         script.run(f"v = {expression}")
         script.expect("isinstance(v, type(w))", f"{expression} is a plain {{type(v).__name__}}.", kind="class")
 
-    @over("w[8:16]", "w[::2]", "w[:, 8:16]", "w.t()", "w.t()[8:16]", "w[8:16].t()", "w.transpose(0, 1)", "w.unsqueeze(0)", "w.view(-1)", "w.expand(2, *w.shape)", "w[3]", "w[:, 5]")
-    @check(axes="one", why="compiled code and kernels compute addresses from the reported strides", fix="pass the strides of the data (after the view) to _make_wrapper_subclass")
+    @over(
+        "w[8:16]",
+        "w[::2]",
+        "w[:, 8:16]",
+        "w.t()",
+        "w.t()[8:16]",
+        "w[8:16].t()",
+        "w.transpose(0, 1)",
+        "w.unsqueeze(0)",
+        "w.view(-1)",
+        "w.expand(2, *w.shape)",
+        "w[3]",
+        "w[:, 5]",
+    )
+    @check(
+        axes="one",
+        why="compiled code and kernels compute addresses from the reported strides",
+        fix="pass the strides of the data (after the view) to _make_wrapper_subclass",
+    )
     def test_view_reports_true_strides(self, expression: str) -> None:
         """A view that shares its base's memory reports the strides that the view of a plain tensor has."""
         self.two_dim()
         script = self.script()
         script.run(f"v = {expression}")
         if script.value("isinstance(v, type(w)) and v.numel() > 1", extend=False) and shares_memory(script["w"], script["v"]):
-            script.expect(f"v.stride() == ({_on_plain(expression)}).stride()", f"{expression} reports stride {{v.stride()}}, a plain tensor's is {{({_on_plain(expression)}).stride()}}.", kind="stride", likely="_make_wrapper_subclass was not given strides, so it assumed a contiguous tensor.")
+            script.expect(
+                f"v.stride() == ({_on_plain(expression)}).stride()",
+                f"{expression} reports stride {{v.stride()}}, a plain tensor's is {{({_on_plain(expression)}).stride()}}.",
+                kind="stride",
+                likely="_make_wrapper_subclass was not given strides, so it assumed a contiguous tensor.",
+            )
 
-    @over("w[8:16]", "w[3]", "w.t()", "w.chunk(2)", "w.chunk(3)", "w.split(8)", "w.unbind()", "w.view(-1)", "w.reshape(-1)", "w.narrow(0, 8, 8)", "w[:, 8:16]", "w.unsqueeze(0)", "w.expand(2, *w.shape)", "w.detach()", "w.permute(1, 0)")
-    @check(why="an operation that edits its input (a block size, a shape) breaks every later use of it", fix="build new attributes for the result; don't assign to self")
+    @over(
+        "w[8:16]",
+        "w[3]",
+        "w.t()",
+        "w.chunk(2)",
+        "w.chunk(3)",
+        "w.split(8)",
+        "w.unbind()",
+        "w.view(-1)",
+        "w.reshape(-1)",
+        "w.narrow(0, 8, 8)",
+        "w[:, 8:16]",
+        "w.unsqueeze(0)",
+        "w.expand(2, *w.shape)",
+        "w.detach()",
+        "w.permute(1, 0)",
+    )
+    @check(
+        why="an operation that edits its input (a block size, a shape) breaks every later use of it",
+        fix="build new attributes for the result; don't assign to self",
+    )
     def test_view_leaves_its_input_alone(self, expression: str) -> None:
         """A view operation changes neither the values nor the flatten context of its input, also at the second call."""
         self.two_dim()
@@ -293,7 +462,11 @@ class SlicingTests(CheckGroup):
         script.run(f"_ = {expression}")
         change = before.changes(script["w"])
         if change:
-            script.fail(f"{expression} changed its input: {change}.", kind="mutated", assertion="assert repr(w.__tensor_flatten__()[1]) == before, 'the context changed'")
+            script.fail(
+                f"{expression} changed its input: {change}.",
+                kind="mutated",
+                assertion="assert repr(w.__tensor_flatten__()[1]) == before, 'the context changed'",
+            )
 
     @over("w[8:16]", "w.t()", "w[:, 8:16]", "w[3]", "w.chunk(2)[1]", "w.detach()")
     @check(why="evaluation runs without grad", fix="don't depend on grad mode in view handlers")
@@ -303,7 +476,11 @@ class SlicingTests(CheckGroup):
         self.agree(f"with torch.no_grad():\n    v = {expression}\nv")
 
     @over("w[8:16]", "w.t()", "w[:, 8:16]", "w[3]", "w.chunk(2)[1]", "w.view(-1)")
-    @check(why="inference servers run under inference_mode, where composite operations reach the class undecomposed", fix="handle the composite operations (chunk, reshape, matmul) too", upstream="pytorch#164872, pytorch#170419")
+    @check(
+        why="inference servers run under inference_mode, where composite operations reach the class undecomposed",
+        fix="handle the composite operations (chunk, reshape, matmul) too",
+        upstream="pytorch#164872, pytorch#170419",
+    )
     def test_view_under_inference_mode(self, expression: str) -> None:
         """Views are the same under inference_mode, as far as torch allows."""
         self.two_dim()
@@ -318,7 +495,14 @@ class SlicingTests(CheckGroup):
         refusals: list[Refused] = []
         good = 0
 
-        @settings(max_examples=25, derandomize=self.case.seed == 0, database=None, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.generate, Phase.shrink))
+        @settings(
+            max_examples=25,
+            derandomize=self.case.seed == 0,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            phases=(Phase.generate, Phase.shrink),
+        )
         @given(texts)
         def one(text: str) -> None:
             nonlocal good

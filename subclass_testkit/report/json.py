@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subclass_testkit.outcome import Result
+from subclass_testkit.outcome import Result, totals
 
 if TYPE_CHECKING:
     from subclass_testkit.suite import Run
@@ -35,16 +35,12 @@ def report(runs: Iterable[tuple[Run, Sequence[Result]]], *, interrupted: bool = 
 
 
 def _run(run: Run, results: Sequence[Result]) -> dict[str, Any]:
-    from subclass_testkit.suite import totals
-
     failed = not results or any(r.fails_run(run.options.strict) for r in results)
     return {
         "subject": run.subject.title,
         "spec": run.spec or run.subject.title,
         "inferred": list(run.subject.inferred),
-        "claims": [
-            {"name": c.name, "declared": c.declared, "found": c.found, "reason": c.reason} for c in run.claims.values()
-        ],
+        "claims": [{"name": c.name, "declared": c.declared, "found": c.found, "reason": c.reason} for c in run.claims.values()],
         "tier": run.options.tier,
         "strict": run.options.strict,
         "totals": totals(results),

@@ -104,7 +104,9 @@ def failure_text(run: Run, result: Result, others: Sequence[Result] = ()) -> str
     if info is not None:
         lines += _wrap("Fix", info.fix)
     if others:
-        lines += _wrap("Also", ", ".join(_brief(r) for r in others[:12]) + (f" and {len(others) - 12} more" if len(others) > 12 else ""))
+        lines += _wrap(
+            "Also", ", ".join(_brief(r) for r in others[:12]) + (f" and {len(others) - 12} more" if len(others) > 12 else "")
+        )
     if result.reproduction:
         lines += ["  Reproduce", *textwrap.indent(result.reproduction, "    | ", lambda _: True).splitlines()]
     lines += [f"  Explain   subclass-testkit explain {result.id}", f"  Rerun     {rerun(run, result)}"]
@@ -123,7 +125,14 @@ def _brief(result: Result) -> str:
 
 def _wrap(label: str, text: str) -> list[str]:
     start = f"  {label:<9} " if label else "  "
-    return textwrap.wrap(" ".join(text.split()), _WIDTH, initial_indent=start, subsequent_indent=" " * len(start), break_long_words=False, break_on_hyphens=False) or [start]
+    return textwrap.wrap(
+        " ".join(text.split()),
+        _WIDTH,
+        initial_indent=start,
+        subsequent_indent=" " * len(start),
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [start]
 
 
 def render(run: Run, results: Sequence[Result]) -> str:
@@ -141,9 +150,13 @@ def notes(results: Sequence[Result]) -> list[str]:
     lines = []
     limits = {r.message for r in results if r.outcome is Outcome.TORCH_LIMIT}
     if limits:
-        lines.append(f"{sum(r.outcome is Outcome.TORCH_LIMIT for r in results)} instances hit limits of torch itself, e.g.: {min(limits)}")
+        lines.append(
+            f"{sum(r.outcome is Outcome.TORCH_LIMIT for r in results)} instances hit limits of torch itself, e.g.: {min(limits)}"
+        )
     odd = [r for r in results if r.notes]
     if odd:
         kinds = sorted({n.split(":")[0].removeprefix("refused by ") for r in odd for n in r.notes})
-        lines.append(f"{len(odd)} refusals raise {', '.join(kinds)}, where NotImplementedError would be understood by callers; e.g. {odd[0].label}: {odd[0].message}")
+        lines.append(
+            f"{len(odd)} refusals raise {', '.join(kinds)}, where NotImplementedError would be understood by callers; e.g. {odd[0].label}: {odd[0].message}"
+        )
     return [" ".join(line.split()) for line in lines] + ([""] if lines else [])

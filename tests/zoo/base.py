@@ -1,8 +1,8 @@
 """What the zoo's wrapper subclasses share: construction, dispatch by operator name, and a dense fallback.
 
-A class declares `inner_names` and `attr_names`, and says how values are encoded (`quantize`, `dense`). A handler
-is a classmethod `op_<operator>`: it gets the operator and all its arguments, in the schema's order and with
-defaults filled in, so that positional and keyword calls can't differ. A broken class overrides one of them.
+A class declares `inner_names` and `attr_names`, and says how values are encoded (`quantize`, `dense`). A
+handler is a classmethod `op_<operator>`: it gets the operator and all its arguments, in the schema's order
+and with defaults filled in, so that positional and keyword calls can't differ. A broken class overrides one.
 """
 
 from __future__ import annotations

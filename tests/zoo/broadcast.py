@@ -1,7 +1,7 @@
 """A wrapper whose side tensors (scales, zero points) broadcast to the codes, so that every view is exact.
 
-`qdata` has one code per element; a side tensor has as many dimensions, with size 1 where it is shared. Any view
-of the tensor is then the same view of the codes and of the expanded side tensors.
+`qdata` has one code per element; a side tensor has as many dimensions, with size 1 where it is shared. Any
+view of the tensor is then the same view of the codes and of the expanded side tensors.
 """
 
 from __future__ import annotations

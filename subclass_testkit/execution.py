@@ -1,0 +1,110 @@
+"""Run one check instance in this process, and turn how it ended into a result."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any
+
+import torch
+
+from subclass_testkit import control, oracle
+from subclass_testkit.checks.base import Case
+from subclass_testkit.instances import Instance
+from subclass_testkit.outcome import CheckFailed, CheckSkipped, Finding, NotClaimed, Outcome, Refused, Result
+
+
+def execute(instance: Instance, case: Case) -> Result:
+    """Run an instance in this process; where it fails, on the control too."""
+    start = time.perf_counter()
+    result = judged(instance, case)
+    if result.outcome is Outcome.FAILED or (result.outcome is Outcome.REFUSED and result.notes):
+        limit = control_result(instance, case)
+        if limit is not None and limit.kind == result.kind and control.same_text(limit.message, result.message):
+            name = control.pick(case.subject).title
+            text = f"{result.message} The control {name} does the same on torch {torch.__version__}. {instance.check.upstream}"
+            result = instance.result(Outcome.TORCH_LIMIT, message=text.strip())
+    result.seconds = time.perf_counter() - start
+    return result
+
+
+def judged(instance: Instance, case: Case) -> Result:
+    """Run the check's body and turn how it ended into a result."""
+    group = object.__new__(instance.mixin)
+    group.case = case
+    try:
+        with _calm():
+            torch.manual_seed(case.seed)
+            instance.method(group)
+    except CheckFailed as failure:
+        return _failed(instance, failure.finding)
+    except Refused as refusal:
+        return _refused(instance, refusal, case)
+    except CheckSkipped as reason:
+        return instance.result(Outcome.SKIPPED, message=str(reason))
+    except NotClaimed as reason:
+        return instance.result(Outcome.NOT_CLAIMED, message=str(reason))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return _stray(instance, error, case)
+    return instance.result(Outcome.PASSED)
+
+
+class _calm(warnings.catch_warnings):  # reads as a context manager
+    """No warnings, and torch's global state restored afterwards, whatever the subject did to it."""
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        warnings.simplefilter("ignore")
+        self._rng = torch.get_rng_state()
+        self._dtype = torch.get_default_dtype()
+        self._grad = torch.is_grad_enabled()
+
+    def __exit__(self, *details: Any) -> None:
+        torch.set_rng_state(self._rng)
+        torch.set_default_dtype(self._dtype)
+        torch.set_grad_enabled(self._grad)
+        super().__exit__(*details)
+
+
+def _failed(instance: Instance, finding: Finding) -> Result:
+    return instance.result(
+        Outcome.FAILED,
+        message=finding.message,
+        kind=finding.kind,
+        diagnosis=finding.likely,
+        reproduction=finding.reproduction,
+    )
+
+
+def _refused(instance: Instance, refusal: Refused, case: Case) -> Result:
+    required = [c for c in instance.check.requires if c in case.subject.declared]
+    if required:
+        finding = Finding(
+            refusal.kind, f"{refusal}; the declared claim {required[0]!r} requires it.", reproduction=refusal.reproduction
+        )
+        return _failed(instance, finding)
+    notes = []
+    if refusal.odd:
+        kind = refusal.kind.removeprefix("raised:")
+        notes.append(f"refused by {kind}: a refusal should be a NotImplementedError that names the operation")
+    return instance.result(
+        Outcome.REFUSED, message=str(refusal), kind=refusal.kind, notes=notes, reproduction=refusal.reproduction
+    )
+
+
+def _stray(instance: Instance, error: BaseException, case: Case) -> Result:
+    """An exception that no script caught: judged as the subject's."""
+    message = f"the check ended in {oracle.describe(error)}"
+    kind = f"raised:{type(oracle.root_cause(error)).__name__}"
+    verdict = oracle.judge_exception(error, case.subject.refusals)
+    if verdict == "accident":
+        return _failed(instance, Finding(kind, message))
+    return _refused(instance, Refused(message, kind=kind, odd=verdict == "odd"), case)
+
+
+def control_result(instance: Instance, case: Case) -> Result | None:
+    """The same instance on the control, or None where the control doesn't have that dtype or shape."""
+    twin = control.case_for(case.subject, instance.dtype, instance.shape, case.seed)
+    return judged(instance, twin) if twin is not None else None
