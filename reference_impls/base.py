@@ -127,7 +127,7 @@ class WrapperTensor(torch.Tensor):
     def __torch_function__(
         cls, func: Callable, types: Iterable[type], args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if not all(_is_familiar(t) for t in types):
+        if not all(_is_familiar(t) or _acts_below_functions(t) for t in types):
             return NotImplemented
         handler = _lookup(_FUNCTIONS, cls, func)
         if handler is not None:
@@ -209,6 +209,11 @@ class WrapperTensor(torch.Tensor):
         if self.requires_grad:
             parts.append("requires_grad=True")
         return f"{type(self).__name__}({', '.join(parts)})"
+
+
+def _acts_below_functions(kind: type) -> bool:
+    """Whether a foreign class leaves functions alone: then it gets its turn in __torch_dispatch__."""
+    return getattr(kind.__torch_function__, "__func__", None) is torch.Tensor.__torch_function__.__func__
 
 
 def _view(handler: Callable[..., Any], func: OpOverload, arguments: tuple[Any, ...]) -> Any:

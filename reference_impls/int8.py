@@ -177,3 +177,7 @@ class _FromHighPrecision(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return grad, None, None
+
+
+# so that torch.load, whose default is weights_only=True, accepts the class
+torch.serialization.add_safe_globals([Int8Tensor])

@@ -99,7 +99,8 @@ def _zero_(func: OpOverload, self: Int8Tensor) -> Int8Tensor:
 def _fill_(func: OpOverload, self: Int8Tensor, value: float) -> Int8Tensor:
     if value == 0:
         return self.zero_()
-    return self.copy_(torch.tensor(value, dtype=self.dtype, device=self.device))
+    # made from an inner tensor: a factory function in a handler would make a real tensor beside fake ones
+    return self.copy_(self.scale.new_full((), value, dtype=self.dtype))
 
 
 # --- moves and new tensors --------------------------------------------------------------------------------------

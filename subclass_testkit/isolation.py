@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import multiprocessing
 import os
 import signal
@@ -12,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from torch import set_num_threads
+import torch
 
 
 class WorkerDied(Exception):
@@ -27,13 +29,25 @@ def can_fork() -> str:
     """Empty if checks can run in a child process here, else why they can't."""
     if not hasattr(os, "fork"):
         return "this platform has no os.fork"
-    import torch
-
     for name in ("cuda", "xpu"):
         backend = getattr(torch, name, None)
         if backend is not None and backend.is_initialized():
             return f"{name} is initialized in this process, and does not survive a fork"
     return ""
+
+
+@functools.cache
+def warm_up() -> None:
+    """Pay torch's first-use costs once, before the first fork, and not in every child.
+
+    Imports what compiling and fake tensors need, and lets torch parse its schemas (the first view of a well-behaved wrapper does).
+    """
+    for name in ("torch._dynamo", "torch._subclasses.fake_tensor", "torch._functorch.aot_autograd", "torch.export"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    TwoTensor(torch.zeros(2, 2), torch.zeros(2, 2)).t()
 
 
 class Worker:
@@ -101,7 +115,7 @@ def _serve_forever(connection: Any, serve: Callable[[Any], Any]) -> None:
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
-        set_num_threads(1)
+        torch.set_num_threads(1)
         while True:
             request = connection.recv()
             connection.send(serve(request))

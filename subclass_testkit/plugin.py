@@ -234,12 +234,13 @@ class Reporter:
             return
         from subclass_testkit.outcome import Result
 
-        data = {k: v for k, v in from_run.items() if k != "run"}
+        data = {k: v for k, v in from_run.items() if k not in ("run", "repeated")}
         result = Result.from_json(data)
         self.results.setdefault(from_run["run"], []).append(result)
         finding = (from_run["run"], result.id, result.kind)
         if report.failed and finding in self.shown:
-            # The same finding at another point of the axes: its text stands above already.
+            # The same finding at another point of the axes: counted, but its text stands above already.
+            from_run["repeated"] = True
             report.longrepr = f"FAILED {result.label} {result.level}: as above.\n  {result.message}"
         if report.failed:
             self.shown.add(finding)
@@ -247,6 +248,8 @@ class Reporter:
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         data = _property(report) if report.when == "call" else None
+        if data is not None and data.get("repeated"):
+            return "repeated", "F", "FAILED"
         if data is None or not report.skipped:
             return None
         category, letter = _STATUS[data["outcome"]]

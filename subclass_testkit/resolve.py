@@ -25,6 +25,8 @@ ENTRY_POINTS = "subclass_testkit.subjects"
 BUILDERS = ("from_hp", "from_float", "from_high_precision", "from_plain", "quantize")
 READERS = ("dequantize", "to_plain", "get_original_weight", "to_original_precision", "get_plain", "full_tensor")
 TRIED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Reads a lossless wrapper; taken only where it gives back the source exactly (codes of a quantized class only resemble it).
+_FIRST_INNER = "getattr(t, t.__tensor_flatten__()[0][0])"
 _COLUMNS = (48, 64, 128, 256, 512)
 
 
@@ -181,7 +183,7 @@ def _recipes(subject: Subject) -> Iterable[Subject]:
         reads = [f"t.{r}()" for r in READERS if r in _own_names(cls)]
         if subject.wrapper and "dequantize" not in _own_names(cls):
             reads.append("F.linear(torch.eye(t.shape[-1], dtype=t.dtype, device=t.device), t).t()")
-        reads.append("t.as_subclass(torch.Tensor)")
+        reads += ["t.as_subclass(torch.Tensor)", _FIRST_INNER]
     for make in makes:
         for read in reads:
             yield replace(subject, make=make, to_plain=read)
@@ -253,6 +255,9 @@ def _buildable(subject: Subject, shape: tuple[int, ...], dtype: torch.dtype, tri
         return False
     if tuple(values.shape) != shape:
         tried.append(f"{label}, {subject.to_plain_text}: has shape {_shape(tuple(values.shape))}")
+        return False
+    if subject.to_plain == _FIRST_INNER and not torch.equal(values, hp):
+        tried.append(f"{label}, {subject.to_plain_text}: differs from the source")
         return False
     correlation = F.cosine_similarity(values.detach().double().flatten(), hp.double().flatten(), 0)
     if not correlation > 0.5:

@@ -15,14 +15,13 @@ from subclass_testkit.checks.base import Case, CheckGroup
 from subclass_testkit.claims import Claim
 from subclass_testkit.execution import control_result, execute
 from subclass_testkit.instances import Instance, Options, dependencies, expand
-from subclass_testkit.isolation import Worker, WorkerDied, can_fork
+from subclass_testkit.isolation import Worker, WorkerDied, can_fork, warm_up
 from subclass_testkit.outcome import Outcome, Result
 from subclass_testkit.subject import Subject
 
 _PROBE_TIMEOUT = 60.0
-_HANGS_BEFORE_HURRY = 2
-_HURRY = 5.0
-_LONGEST = 600.0
+# Once a subject has hung a few times, it is given less time: (hangs so far, divisor of a check's timeout).
+_PATIENCE = ((10, 30.0), (2, 6.0), (0, 1.0))
 
 
 @dataclass
@@ -105,8 +104,7 @@ class Run:
                 )
             return execute(instance, self.case_of(instance))
         start = time.perf_counter()
-        patience = _LONGEST if self._hangs < _HANGS_BEFORE_HURRY else _HURRY
-        timeout = min(patience, instance.check.timeout)
+        timeout = instance.check.timeout / next(divisor for hangs, divisor in _PATIENCE if self._hangs >= hangs)
         request = ("run", instance.label)
         try:
             return self._ask_alone(request, timeout) if own else self._ask(request, timeout)  # type: ignore[no-any-return]
@@ -154,6 +152,7 @@ class Run:
         if self.isolate == "none":
             return self._serve(request)
         if self._worker is None:
+            warm_up()
             self._worker = Worker(self._serve)
         try:
             return self._worker.ask(request, timeout)
@@ -162,6 +161,7 @@ class Run:
             raise
 
     def _ask_alone(self, request: Any, timeout: float) -> Any:
+        warm_up()
         worker = Worker(self._serve)
         answer = worker.ask(request, timeout)
         worker.close(kill=True)

@@ -41,9 +41,8 @@ def expand_test_case(cls: type) -> None:
     run = Run(resolve(subject), options, tuple(mixins))
     test_case = cast(Any, cls)
     test_case.conformance = run
-    for instance in run.instances.values():
-        name = method_name(instance)
-        setattr(cls, name, _method(run, instance, name))
+    for label, name in method_names(run).items():
+        setattr(cls, name, _method(run, run.instances[label], name))
     _close_with_class(cls, run)
 
 
@@ -56,7 +55,18 @@ def _mixins(cls: type) -> list[Any]:
     return [m for m in MIXINS if m in own] + [m for m in own if m not in MIXINS]
 
 
-def method_name(instance: Instance) -> str:
+def method_names(run: Run) -> dict[str, str]:
+    """Label of each instance -> name of its method; all different."""
+    names: dict[str, str] = {}
+    taken: dict[str, int] = {}
+    for label, instance in run.instances.items():
+        name = _method_name(instance)
+        taken[name] = taken.get(name, 0) + 1
+        names[label] = name if taken[name] == 1 else f"{name}__{taken[name]}"
+    return names
+
+
+def _method_name(instance: Instance) -> str:
     """``test_slicing_row_slice__w_8_16___float32_32x48``: plain ASCII, and tells the whole case."""
     params = "__".join(parameterized.to_safe_name(_spell(value)) for value in instance.params.values())
     name = f"test_{instance.check.group}_{instance.check.function.removeprefix('test_')}"

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+# pytester forgets the modules that an in-process run imports, but torch can't be imported twice: import it all before.
+import subclass_testkit.api
+import subclass_testkit.report.json  # noqa: F401
+from subclass_testkit.isolation import warm_up
+from tests.zoo.registry import load_zoo
+
+warm_up()
+load_zoo()
+
 pytest_plugins = ["pytester"]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from subclass_testkit import Options, SlicingTests, Subject, SubjectError, check_subclass
 from subclass_testkit.checks import MIXINS, ConformanceTests
-from subclass_testkit.testcase import method_name
+from subclass_testkit.testcase import method_names
 from tests.zoo.broken.slicing import SelectUsesFirstScale
 from tests.zoo.correct.row_int8 import RowInt8
 
@@ -31,7 +31,7 @@ def _inherited() -> dict[str, str]:
     result = unittest.TestResult()
     suite.run(result)
     run = Inherited.conformance
-    names = {method_name(i): label for label, i in run.instances.items()}
+    names = {name: label for label, name in method_names(run).items()}
     assert result.testsRun == len(names)
     failed = {names[test._testMethodName] for test, _ in result.failures}
     skipped = {names[test._testMethodName]: reason for test, reason in result.skipped}
@@ -119,7 +119,7 @@ def test_method_names_are_unique_ascii_identifiers() -> None:
     class Inherited(ConformanceTests, unittest.TestCase):
         subject = RowInt8
 
-    names = [method_name(i) for i in Inherited.conformance.instances.values()]
+    names = list(method_names(Inherited.conformance).values())
     assert len(names) == len(set(names))
     assert all(n.isascii() and n.isidentifier() for n in names)
 

@@ -66,7 +66,8 @@ class ConstructionChecks(CheckGroup):
             )
 
     def _error(self, script: Script) -> torch.Tensor:
-        return (script["d"].double() - script["hp"].detach().double()).abs()
+        error: torch.Tensor = (script["d"].double() - script["hp"].detach().double()).abs()
+        return error
 
     @over("standard", *_sources.KINDS, "its own values")
     @check(
@@ -283,7 +284,7 @@ class ConstructionChecks(CheckGroup):
     )
     def test_illegal_source_has_a_clear_error(self, name: str) -> None:
         """A source that the format can't take raises an error of its own (ValueError, TypeError, NotImplementedError), no accident."""
-        script, error = self._illegal(name)
+        _, error = self._illegal(name)
         if error is not None:
             raise error
 

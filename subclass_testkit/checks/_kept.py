@@ -67,6 +67,11 @@ def expect_same_context(script: Script, got: str, want: str, label: str) -> None
         )
 
 
+def context_of(t: Any) -> Any:
+    """The second thing that ``__tensor_flatten__`` gives."""
+    return t.__tensor_flatten__()[1]
+
+
 def same_context(a: Any, b: Any) -> bool:
     """Equal by ``==`` or, for objects that have none, by their text."""
     try:

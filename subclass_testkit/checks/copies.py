@@ -1,11 +1,441 @@
-"""Copies and serialization keep everything, and are independent."""
+"""Copies and serialization keep everything, and are independent; copy_ and .data do what they say."""
 
 from __future__ import annotations
 
-from subclass_testkit.checks.base import CheckGroup
+import re
+
+import torch
+
+from subclass_testkit import inputs, oracle
+from subclass_testkit.check import check, over
+from subclass_testkit.checks import _kept
+from subclass_testkit.checks._foreign import FOREIGN
+from subclass_testkit.checks._parts import with_checks_of_its_parts
+from subclass_testkit.checks._serialization import SerializationChecks
+from subclass_testkit.outcome import CheckSkipped, Refused
+from subclass_testkit.script import Script
+from subclass_testkit.subject import Subject
+
+_CLONES = (
+    "w.clone()",
+    "torch.clone(w)",
+    "w.clone(memory_format=torch.contiguous_format)",
+    "w.clone(memory_format=torch.preserve_format)",
+)
+_COPIES = ("copy.deepcopy(w)", "copy.copy(w)", *(f"pickle.loads(pickle.dumps(w, {p}))" for p in range(6)))
+_VIEWS = ("w.t()", "w[8:16]", "w[:, 8:16]", "w[3]", "w.t()[4:]", "w[8:16].t()")
+_COPIES_OF_VIEWS = ("v.clone()", "copy.deepcopy(v)", "pickle.loads(pickle.dumps(v))", "v.contiguous()", "v.detach().clone()")
+_MAKERS = ("w.clone()", "copy.deepcopy(w)", "pickle.loads(pickle.dumps(w))", "w.to(w.dtype, copy=True)", "w.detach().clone()")
+_WRITES = ("v.copy_(source)", "v.zero_()", "v.mul_(-1)", "v.add_(1)")
+_PLAIN_SOURCES = {
+    "plain": ("source", "source"),
+    "keyword": ("source", "source"),
+    "non-blocking": ("source", "source"),
+    "non-contiguous": ("source.transpose(-1, -2).contiguous().transpose(-1, -2)", "source"),
+    "float64": ("source.double()", "source"),
+    "one row": ("source[..., :1, :]", "source[..., :1, :].expand_as(hp)"),
+    "1-D": ("source.flatten(0, -2)[0]", "source.flatten(0, -2)[0].expand_as(hp)"),
+    "0-D": ("torch.tensor(0.75)", "torch.full_like(hp, 0.75)"),
+    "zeros": ("torch.zeros_like(hp)", "torch.zeros_like(hp)"),
+    "requires grad": ("source.clone().requires_grad_()", "source"),
+}
+_DESTINATIONS = {
+    "same dtype": "torch.zeros_like(hp)",
+    "float64": "torch.zeros(hp.shape, dtype=torch.float64)",
+    "bfloat16": "torch.zeros(hp.shape, dtype=torch.bfloat16)",
+    "non-contiguous": "torch.zeros_like(hp.transpose(-1, -2).contiguous()).transpose(-1, -2)",
+    "a part of a larger one": "torch.zeros(2 * hp.shape[0], *hp.shape[1:], dtype=hp.dtype)[hp.shape[0] :]",
+    "broadcast": "torch.zeros(2, *hp.shape, dtype=hp.dtype)",
+}
+_WRONG_SHAPES = {
+    "a row too many": "torch.cat([source, source[:1]])",
+    "a column too few": "source[..., 1:]",
+    "transposed": "source.transpose(-1, -2).contiguous()",
+    "flat": "source.reshape(-1)",
+    "a dimension too many": "source.repeat(2, *[1] * source.dim())",
+    "of the class": "{make}",
+}
+_WHY_COPY = "a model that is copied, sent or averaged must be the same model, and a separate one"
+_FIX_COPY = "build the copy from copies of all inner tensors and of every attribute"
+_WHY_WRITE = "checkpoint loading, EMA and optimizers write by copy_; a wrong or lost write is a wrong model, without an error"
+_FIX_WRITE = "quantize plain values anew, with new scales, into the existing inner tensors; take inner tensors over only from the same format"
 
 
-class CopyTests(CheckGroup):
+@with_checks_of_its_parts
+class CopyTests(SerializationChecks):
     """Copies and serialization keep everything, and are independent."""
 
     group = "copies"
+
+    # --- copies
+
+    @over(*_CLONES, *_COPIES)
+    @check(why=_WHY_COPY, fix=_FIX_COPY)
+    def test_copy_is_kept(self, expression: str) -> None:
+        """clone, deepcopy, copy and pickle (all protocols) keep class, shape, strides, dtype, device, context and values."""
+        script = self.script()
+        script.run(f"v = {expression}")
+        wrapper = "wrapper" in self.case.found
+        _kept.expect_kept(script, label=expression, klass=wrapper or "copy" in expression or "pickle" in expression)
+
+    @over(*[(f"{copy} of {view}", copy, view) for view in _VIEWS for copy in _COPIES_OF_VIEWS])
+    @check(
+        axes="one",
+        why="a slice is what a rank saves",
+        fix="copy the inner tensors as they are in the view, with its offset and strides",
+    )
+    def test_copy_of_a_view(self, case: str, copy: str, view: str) -> None:
+        """A copy of a slice or a transpose has the values, shape, dtype and class of that view."""
+        self.need_shape(len(self.shape) == 2, "views of a matrix")
+        script = self.script()
+        script.run(f"v = {view}")
+        script.run(f"c = {copy}")
+        script.expect(
+            "c.shape == v.shape and c.dtype == v.dtype",
+            f"{copy} with v = {view} is {{c.shape}} {{c.dtype}}, expected {{v.shape}} {{v.dtype}}.",
+            kind="shape",
+        )
+        script.equal("plain(c)", "plain(v)", label=f"{copy} with v = {view}")
+        script.equal("plain(c)", re.sub(r"\bw\b", "d", view), label=f"{copy} with v = {view}")
+
+    @over(*[(f"{write} into v = {made}", made, write) for made in _MAKERS for write in _WRITES])
+    @check(axes="variant", why=_WHY_COPY, fix=_FIX_COPY)
+    def test_copy_is_independent(self, case: str, made: str, write: str) -> None:
+        """A copy shares no memory with the original: a write into one leaves the other alone."""
+        script = self.script(source=self.source())
+        script.run(f"v = {made}")
+        script.ns["other"] = self.subject.build(script["source"].clone())
+        _kept.expect_independent(script, "v", "w", "other", f"v = {made}")
+        script.run(f"with torch.no_grad():\n    _ = {write}")
+        script.equal(
+            "plain(w)",
+            "d",
+            label=f"after {write} into v = {made}, the original",
+            likely="the copy shares an inner tensor with it.",
+        )
+
+    @over("copy.deepcopy({})", "pickle.loads(pickle.dumps({}))", "copy.copy({})")
+    @check(
+        axes="variant",
+        why="modules are copied for EMA, and saved whole",
+        fix="handle requires_grad, the Parameter's mark and .grad in __deepcopy__ and __reduce_ex__",
+        requires=("serialization",),
+    )
+    def test_parameter_is_kept(self, template: str) -> None:
+        """A copied Parameter is a Parameter of the class, with its requires_grad; frozen or not."""
+        script = self.script()
+        for grad in (True, False):
+            expression = template.format(f"nn.Parameter(w, {grad})")
+            script.run(f"v = {expression}")
+            script.expect("isinstance(v, nn.Parameter)", f"{expression} is no nn.Parameter.", kind="class")
+            script.expect(
+                "isinstance(v, type(w))", f"{expression} is a {{type(v).__name__}}, no {{type(w).__name__}}.", kind="class"
+            )
+            script.expect(f"v.requires_grad is {grad}", f"{expression}.requires_grad is {not grad}.", kind="requires_grad")
+            script.equal("plain(v)", "d", label=expression)
+
+    @check(axes="variant", why="tied weights must stay tied in the copy", fix="look up and fill the memo in __deepcopy__")
+    def test_deepcopy_uses_its_memo(self) -> None:
+        """deepcopy of a container that holds the tensor twice gives one copy, twice."""
+        script = self.script()
+        script.run("v = copy.deepcopy([w, w])")
+        script.expect("v[0] is v[1]", "copy.deepcopy([w, w]) gives two different copies.", kind="identity")
+        script.expect("v[0] is not w", "copy.deepcopy([w, w]) gives w itself.", kind="identity")
+        script.run("memo = {}\nv = copy.deepcopy(w, memo)")
+        script.expect("memo.get(id(w)) is v", "copy.deepcopy(w, memo) doesn't put the copy into the memo.", kind="identity")
+
+    @check(
+        axes="variant",
+        needs=("training",),
+        why="training that goes on from a deep copy loses or shares its gradient",
+        fix="copy .grad in __deepcopy__",
+    )
+    def test_deepcopy_copies_the_gradient(self) -> None:
+        """deepcopy of a Parameter copies its .grad, which is then independent; or leaves it out, as that of a plain Parameter does."""
+        self.need_shape(len(self.shape) == 2, "a linear")
+        script = self.script(x=self.x())
+        script.run(f"p = nn.Parameter(w)\n{self.linear(w='p')}.sum().backward()")
+        if script["p"].grad is None:
+            raise CheckSkipped("a linear gives it no gradient")
+        script.run("v = copy.deepcopy(p)")
+        if script["v"].grad is None:
+            return  # as deepcopy of a plain Parameter does
+        script.expect("v.grad is not p.grad", "copy.deepcopy(p).grad is p.grad itself.", kind="shared")
+        script.equal("plain(v.grad)", "plain(p.grad)", label="copy.deepcopy(p).grad")
+
+    @over("copy.deepcopy(w)", "pickle.loads(pickle.dumps(w))", "copy.copy(w)")
+    @check(
+        level="should",
+        axes="one",
+        why="libraries mark parameters (weight_loader, tensor parallel attributes); the mark is lost in the copy",
+        fix="copy what else is in __dict__",
+        upstream="pytorch#117275",
+    )
+    def test_copy_keeps_attributes_of_users(self, expression: str) -> None:
+        """An attribute that a user has set on the tensor is on its copy too."""
+        script = self.script()
+        script.run("w.note = ['mine']")
+        script.run(f"v = {expression}")
+        script.expect("getattr(v, 'note', None) == ['mine']", f"{expression} lost the attribute `note`.", kind="attribute")
+        if expression.startswith("copy.deepcopy"):
+            script.expect("v.note is not w.note", "copy.deepcopy(w) shares the attribute `note` with w.", kind="shared")
+
+    # --- copy_
+
+    def source(self) -> str:
+        """Values to write: other signs than the standard weight's, and rows of other magnitudes."""
+        return f"({self.hp(seed=3)}).flip(-2) * -2" if len(self.shape) > 1 else f"({self.hp(seed=3)}) * -2"
+
+    @over(*_PLAIN_SOURCES)
+    @check(why=_WHY_WRITE, fix=_FIX_WRITE)
+    def test_copy_from_plain(self, kind: str) -> None:
+        """w.copy_(plain) gives w the plain values, as near as its format can; the same object, dtype, shape and device."""
+        script = self.script(source=self.source())
+        text, full = _PLAIN_SOURCES[kind]
+        script.run(f"full = {full}")
+        arguments = {"keyword": f"other={text}", "non-blocking": f"{text}, non_blocking=True"}.get(kind, text)
+        self._write(script, f"w.copy_({arguments})", "full")
+
+    @check(why=_WHY_WRITE, fix=_FIX_WRITE)
+    def test_copy_from_the_same_kind(self) -> None:
+        """w.copy_(other of the class) gives w the other's values, and doesn't tie the two together."""
+        script = self.script(source=self.source())
+        script.run(f"other = {self._make('source')}\nfull = plain(other)")
+        self._write(script, "w.copy_(other)", "full")
+        script.equal("plain(other)", "full", label="after w.copy_(other), other")
+        script.ns["third"] = self.subject.build(script["source"].clone())
+        _kept.expect_independent(script, "w", "other", "third", "after w.copy_(other), w")
+
+    @check(
+        level="should",
+        why="weights that are copied around change a little each time",
+        fix="copy the inner tensors when class, context and their shapes are the same",
+    )
+    def test_copy_from_the_same_kind_is_exact(self) -> None:
+        """w.copy_(other of the same format) takes over the values bit for bit."""
+        script = self.script(source=self.source())
+        script.run(f"other = {self._make('source')}\nwith torch.no_grad():\n    _ = w.copy_(other)")
+        same = _kept.is_wrapper(script["w"]) and _alike(script["w"], script["other"])
+        bound = (
+            None
+            if same or self.subject.stochastic
+            else 4 * torch.finfo(self.dtype).eps * float(script["source"].double().abs().amax())
+        )
+        script.equal("plain(w)", "plain(other)", bound=bound, label="after w.copy_(other), w")
+
+    @over("small into large", "large into small")
+    @check(
+        axes="variant",
+        why=_WHY_WRITE,
+        fix="where the other has an inner tensor that this one lacks (or the other way round), requantize, or refuse",
+    )
+    def test_copy_between_ranges(self, which: str) -> None:
+        """copy_ between tensors of other ranges, whose optional inner tensors may differ, gives the values, or is refused."""
+        small, large = self._make("hp * 0.01"), self._make("source")
+        script = self.script(source=self.source())
+        into, other = (large, small) if which == "small into large" else (small, large)
+        script.run(f"w = {into}\nother = {other}\nfull = plain(other)")
+        self._write(script, "w.copy_(other)", "full")
+
+    @check(axes="dtype", why=_WHY_WRITE, fix=_FIX_WRITE)
+    def test_copy_from_another_kind(self) -> None:
+        """w.copy_(a tensor of another variant, dtype or class) gives w its values, or is refused."""
+        refusals, done = [], 0
+        for label, text, subject in self._kinds():
+            script = self.script(source=self.source(), a=inputs.activation(self.shape, self.dtype, 11))
+            try:
+                ns = {**script.ns, **subject.namespace}
+                script.run(FOREIGN) if "Foreign" in text else None
+                script.ns["other"] = eval(text, {**ns, **script.ns}) if "Foreign" in text else eval(text, ns)  # noqa: S307  # the recipes
+                script.ns["full"] = subject.plain(script["other"]) if "Foreign" not in text else script["a"]
+            except Exception:
+                continue  # not every variant takes this shape
+            script.note(f"other = {text}\nfull = {'a' if 'Foreign' in text else 'plain(other)'}")
+            if script["full"].shape != script["w"].shape:
+                continue
+            try:
+                self._write(script, "w.copy_(other)", "full", label=f"w.copy_({label})")
+                done += 1
+            except Refused as refusal:
+                refusals.append(refusal)
+        if refusals and not done:
+            raise refusals[0]
+
+    def _kinds(self) -> list[tuple[str, str, Subject]]:
+        kinds = [(f"variant {name}", self._make("source", other), other) for name, other in self.case.others.items()]
+        kinds += [(f"of {d}", self._make(f"source.to({d})"), self.subject) for d in self.subject.dtypes if d != self.dtype]
+        return [*kinds, ("an unknown subclass", "Foreign(a)", self.subject)]
+
+    def _make(self, source: str, subject: Subject | None = None) -> str:
+        """The recipe with another source: ``make(source)`` in the subject's own words."""
+        return re.sub(r"\bhp\b", source if source.isidentifier() else f"({source})", (subject or self.subject).make_text)
+
+    def _write(self, script: Script, operation: str, full: str, label: str = "") -> None:
+        """Run a write, which must leave in ``w`` the values of ``full`` as far as its format can hold them, or change nothing."""
+        label = label or operation
+        before = oracle.Snapshot.of(script["w"])
+        bound = self._writing_bound(script, script[full])
+        script.note(f"with torch.no_grad():\n    r = {operation}")
+        try:
+            with torch.no_grad():
+                script.ns["r"] = script.value(operation, extend=False)
+        except Refused:
+            change = before.changes(script["w"])
+            if change:
+                script.fail(f"{label} was refused, but only after a change: {change}.", kind="half-done")
+            raise
+        script.expect("r is w", f"{label} gives another object than w.", kind="identity")
+        self._reports_as_before(script, before, label)
+        script.ns["bound"] = bound
+        likely = (
+            "the codes were replaced and the scales kept, or the other way round." if "quantized" in self.case.found else ""
+        )
+        script.equal(
+            "plain(w)", f"{full}.to(w.dtype)", bound=bound, label=f"after {label}, w", likely=self._unwritten(script) or likely
+        )
+
+    def _unwritten(self, script: Script) -> str:
+        same = script["d"].shape == script["w"].shape and torch.equal(script.subject.plain(script["w"]), script["d"])
+        return "nothing was written: the values are those of before." if same else ""
+
+    def _reports_as_before(self, script: Script, before: oracle.Snapshot, label: str) -> None:
+        w = script["w"]
+        now = (w.shape, w.dtype, w.stride())
+        if now != (before.shape, before.dtype, before.stride):
+            script.fail(
+                f"{label} changed shape, dtype or strides of w from {list(before.shape)} {before.dtype} {before.stride} to {list(w.shape)} {w.dtype} {w.stride()}.",
+                kind="mutated",
+            )
+
+    def _writing_bound(self, script: Script, full: torch.Tensor) -> float | None:
+        """How far written values may be from the wanted ones: what `make` needs for them, twice that if it rounds at random.
+
+        None (exact) for a class that isn't quantized. In-place operations may round at random without the subject being declared stochastic.
+        """
+        if "quantized" not in self.case.found:
+            return None
+        full = full.detach().to(self.dtype)
+        error = (self.subject.plain(self.subject.build(full.contiguous())).double() - full.double()).abs().amax()
+        standard = self.subject.plain(self.subject.build(script["source"])).double()
+        relative = (standard - script["source"].double()).abs().amax() / script["source"].double().abs().amax()
+        largest = full.double().abs().amax()
+        return float(2.1 * torch.maximum(error, relative * largest) + 4 * torch.finfo(self.dtype).eps * largest)
+
+    @over(*_DESTINATIONS)
+    @check(
+        why="dequantizing into a buffer is how weights are gathered and exported",
+        fix="handle aten.copy_ with a plain destination: copy the dequantized values",
+    )
+    def test_copy_into_plain(self, kind: str) -> None:
+        """plain.copy_(w) gives the plain tensor the values of w, in its own dtype; broadcast too."""
+        script = self.script()
+        script.run(f"p = {_DESTINATIONS[kind]}\nwith torch.no_grad():\n    r = p.copy_(w)")
+        script.expect("r is p", "p.copy_(w) gives another object than p.", kind="identity")
+        script.equal("p", "d.to(p.dtype).expand_as(p)", label=f"after p.copy_(w), p ({kind})")
+
+    @over(*_WRONG_SHAPES)
+    @check(
+        axes="variant",
+        why="a checkpoint of another size must not load",
+        fix="compare the shapes before copying inner tensors, and raise with both",
+    )
+    def test_copy_of_a_wrong_shape(self, kind: str) -> None:
+        """copy_ from a tensor of a shape that doesn't broadcast raises, and changes nothing."""
+        self._wrong_shape(kind)
+
+    @over(*_WRONG_SHAPES)
+    @check(
+        level="should",
+        axes="variant",
+        why="without the sizes people can't tell which weight doesn't fit",
+        fix="raise with both shapes in the text",
+    )
+    def test_wrong_shape_error_names_the_sizes(self, kind: str) -> None:
+        """The error of copy_ from a wrong shape names the two sizes that don't fit."""
+        script, error = self._wrong_shape(kind)
+        have, given = script["w"].shape, script["wrong"].shape
+        numbers = {int(n) for n in re.findall(r"\d+", str(error))}
+        differing = {n for a, b in zip(have, given, strict=False) for n in (a, b) if a != b}
+        if not numbers & (differing | set(have) | set(given)):
+            script.fail(
+                f"the error of copy_ of {list(given)} into {list(have)} names no size: {oracle.describe(error)}", kind="message"
+            )
+
+    def _wrong_shape(self, kind: str) -> tuple[Script, BaseException]:
+        self.need_shape(len(self.shape) > 1 and self.shape[-1] != self.shape[-2], "a matrix that isn't square")
+        script = self.script(source=self.source())
+        template = _WRONG_SHAPES[kind].format(make=self._make("torch.cat([source, source])"))
+        script.run(f"wrong = {template}")
+        before = oracle.Snapshot.of(script["w"])
+        with torch.no_grad():
+            error = self.refuses_or_raises(
+                script,
+                "w.copy_(wrong)",
+                f"copy_ of {list(script['wrong'].shape)} into {list(script['w'].shape)} raises nothing.",
+            )
+        change = before.changes(script["w"])
+        if change:
+            script.fail(f"copy_ of a wrong shape raised, but only after a change: {change}.", kind="half-done")
+        return script, error
+
+    # --- .data, swap, set_, resize_
+
+    @check(axes="variant", why="old training code reads p.data", fix="detach of every inner tensor, sharing memory")
+    def test_data_reads(self) -> None:
+        """w.data has the class, the values and the memory of w, and requires no gradient."""
+        script = self.script()
+        script.run("v = nn.Parameter(w).data")
+        _kept.expect_kept(script, "v", "w", label="nn.Parameter(w).data", klass="wrapper" in self.case.found)
+
+    @over("w", "nn.Parameter(w)", "nn.Parameter(w, False)")
+    @check(
+        level="should",
+        axes="variant",
+        why="code that swaps weights by p.data = new keeps the old ones, without an error",
+        fix="refuse torch.Tensor.data.__set__ in __torch_function__, or take over the inner tensors too",
+    )
+    def test_data_assignment(self, target: str) -> None:
+        """After t.data = other, t has the values of other; or the assignment raises."""
+        script = self.script(source=self.source())
+        script.run(f"t = {target}\nother = {self._make('source')}")
+        script.run("t.data = other")
+        script.equal(
+            "plain(t)",
+            "plain(other)",
+            label="after t.data = other, t",
+            likely="torch replaces the outer metadata alone: the inner tensors are the old ones.",
+        )
+        script.expect(
+            "t.shape == other.shape and t.dtype == other.dtype", "after t.data = other, t is {t.shape} {t.dtype}.", kind="shape"
+        )
+
+    @check(
+        axes="variant",
+        why="Module.to and load_state_dict swap tensors where torch is told to",
+        fix="keep all state in __dict__ and inner tensors; no __slots__, no registries keyed by id",
+    )
+    def test_swap_tensors(self) -> None:
+        """torch.utils.swap_tensors exchanges two tensors: each then has the other's values and context."""
+        script = self.script(source=self.source())
+        script.run(f"other = {self._make('source')}\nwanted = plain(other).clone()")
+        script.run("torch.utils.swap_tensors(w, other)")
+        script.equal("plain(w)", "wanted", label="after swap_tensors(w, other), w")
+        script.equal("plain(other)", "d", label="after swap_tensors(w, other), other")
+
+    @over("w.resize_(2, 2)", "w.set_(source)", "w.resize_(w.shape)", "w.resize_as_(source[:2])")
+    @check(
+        axes="one",
+        why="these rebind memory that a wrapper doesn't have",
+        fix="raise NotImplementedError for aten.set_ and aten.resize_",
+    )
+    def test_resize_and_set(self, operation: str) -> None:
+        """resize_ and set_ do on the values what they say, or are refused."""
+        self.need_shape(len(self.shape) == 2, "a matrix")
+        self.agree(operation, mutates=True, source=self.source())
+
+
+def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Same class, context and shapes of inner tensors: values can be taken over as they are."""
+    x, y = oracle.inner_tensors(a), oracle.inner_tensors(b)
+    metas = [[(n, t.shape, t.dtype) for n, t in inner.items()] for inner in (x, y)]
+    return type(a) is type(b) and metas[0] == metas[1] and _kept.same_context(_kept.context_of(a), _kept.context_of(b))

@@ -82,6 +82,8 @@ class EquivalenceTests(CheckGroup):
         x = inputs.activation((*lead, self.in_features), self.dtype)
         texts = {"x": x, "b": self.bias()} if bias else {"x": x}
         suspects = {"the result without the bias": self.linear()} if bias else {}
+        if len(lead) == 1 and lead[0] > 1:
+            suspects.update(_wrong_rows(self.linear(b="b" if bias else None)))
         self.agree(self.linear(b="b" if bias else None), tolerance=self.linear_tolerance(), suspects=suspects, **texts)
 
     @over(*ops.LINEAR_KEYWORDS)
@@ -107,6 +109,8 @@ class EquivalenceTests(CheckGroup):
         """Every path to the values (linear, products, look-up, arithmetic) agrees with to_plain for unusual weights too."""
         self.matrix()
         hp = _WEIGHT_TEXTS[kind](self.shape, self.dtype)
+        if not self.script(hp)["d"].isfinite().all():
+            raise CheckSkipped(f"{kind}: make gives values that are not finite (the protocol group reports it)")
         suspects = {"the result that ignores what the row's mean adds": path.replace("w", "(w - w.mean(-1, keepdim=True))")}
         self.product(path, suspects, hp)
 
@@ -145,17 +149,19 @@ class EquivalenceTests(CheckGroup):
         script.run(f"out = {self.linear()}")
         script.expect("not isinstance(out, type(w))", f"{self.linear()} gives a {{type(out).__name__}}.", kind="class")
 
-    @check(axes="variant", needs=("inference",), why="a cached dequantized weight goes stale: the model doesn't learn, or serves the weights of before the update", fix="don't cache values, or drop the cache at every write")
+    @check(axes="variant", needs=("inference",), depends=("equivalence/linear",), why="a cached dequantized weight goes stale: the model doesn't learn, or serves the weights of before the update", fix="don't cache values, or drop the cache at every write")
     def test_linear_after_an_update(self) -> None:
         """A linear after a write into the weight uses the written values."""
         self.need_shape(len(self.shape) == 2, "linear takes a matrix")
-        script = self.script(x=self.x(), y=f"({self.hp(9)}) * -0.75")
-        script.run(f"_ = {self.linear()}\nwith torch.no_grad():\n    w.copy_(y)\nout = {self.linear()}")
+        script = self.script(x=self.x(), o=self.other())
+        script.run(f"_ = {self.linear()}")
+        script.run("with torch.no_grad():\n    w.copy_(o)")
+        script.run(f"out = {self.linear()}")
         want = script.value(self.linear(w="plain(w)"), extend=False)
         script.ns["d"] = script.value("plain(w).clone()", extend=False)
         bound = self._bound(self.linear_tolerance(), script, self.linear(), want)
         stale = "the output is that of the values before the write." if _near(script.value("out", extend=False), script["hp"], script) else ""
-        script.equal("out", self.linear(w="plain(w)"), label=f"{self.linear()} after w.copy_(y)", bound=bound, likely=stale)
+        script.equal("out", self.linear(w="plain(w)"), label=f"{self.linear()} after w.copy_(o)", bound=bound, likely=stale)
 
     # --- the other operations
 
@@ -316,7 +322,10 @@ class EquivalenceTests(CheckGroup):
     @check(level="should", axes="one", why="'shape mismatch' without the shapes sends people to a debugger", fix="name both sizes in the error")
     def test_misfit_names_the_sizes(self, operation: str, dim: str) -> None:
         """The error about operands that don't fit names one of the sizes."""
-        error = self._misfit(operation)
+        try:
+            error = self._misfit(operation)
+        except CheckFailed as failure:
+            raise CheckSkipped(f"misfit-is-an-error fails: {failure}") from failure
         size = self.shape[0] if dim == "rows" else self.shape[1]
         numbers = {int(n) for n in re.findall(r"\d+", str(error))}
         if isinstance(error, NotImplementedError) or numbers & {size, size - 1, 2 * size}:
@@ -334,7 +343,7 @@ class EquivalenceTests(CheckGroup):
         return error
 
     @over("torch.float64", "torch.bfloat16", "torch.float32")
-    @check(axes="variant", needs=("inference",), why="with an input of another dtype a plain linear raises; what a subclass computes instead must at least be right", fix="raise an error that names both dtypes, or compute in the wider one")
+    @check(axes="variant", needs=("inference",), depends=("equivalence/linear",), why="with an input of another dtype a plain linear raises; what a subclass computes instead must at least be right", fix="raise an error that names both dtypes, or compute in the wider one")
     def test_input_of_another_dtype(self, dtype: str) -> None:
         """A linear of an input of another dtype raises, or gives the right values."""
         self.need_shape(len(self.shape) == 2, "linear takes a matrix")
@@ -356,6 +365,15 @@ def _near(out: torch.Tensor, hp: torch.Tensor, script: Script) -> bool:
     old, new = x @ hp.double().t(), x @ script["d"].double().t()
     out = out.detach().double()
     return old.shape == out.shape and bool((out - old).norm() < (out - new).norm())
+
+
+def _wrong_rows(linear: str) -> dict[str, str]:
+    """What a linear's result may be if the weight's rows are wrong, as fits of ``got`` to these (over two rows of x or more)."""
+    s = "x.sum(-1, keepdim=True)"
+    return {
+        "a linear in which each row of the weight is shifted by a number of its own, as by a zero point that is left out": f"{linear} + {s} * ((got - {linear}) * {s}).sum(0) / ({s} ** 2).sum()",
+        "the right one with each output feature times a number of its own, as by a scale that is missing or another row's": f"{linear} * (got * {linear}).sum(0) / ({linear} ** 2).sum(0)",
+    }
 
 
 def _swapped(operation: str) -> str:

@@ -151,10 +151,15 @@ def test_lists_are_checked_before_anything_changes():
 
 
 @pytest.mark.parametrize("order", [lambda a, b: a + b, lambda a, b: b + a])
-def test_foreign_subclasses_get_their_turn(order):
+@pytest.mark.parametrize(
+    "function", [torch.Tensor.__torch_function__, torch._C._disabled_torch_function_impl], ids=["default", "disabled"]
+)
+def test_foreign_subclasses_get_their_turn(order, function):
     calls = []
 
     class Foreign(TwoTensor):
+        __torch_function__ = function
+
         @classmethod
         def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
             calls.append(func)
@@ -163,6 +168,16 @@ def test_foreign_subclasses_get_their_turn(order):
     foreign = Foreign(torch.ones(2, 4), torch.ones(2, 4))
     order(Int8Tensor.from_hp(torch.ones(2, 4)), foreign)
     assert calls == [aten.add.Tensor]
+
+
+@pytest.mark.parametrize("order", [lambda a, b: a + b, lambda a, b: b + a])
+def test_foreign_functions_get_their_turn(order):
+    class Foreign(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            return "foreign"
+
+    assert order(Int8Tensor.from_hp(torch.ones(2, 4)), torch.ones(2, 4).as_subclass(Foreign)) == "foreign"
 
 
 def test_freed_without_the_cycle_collector():
