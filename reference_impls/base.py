@@ -7,7 +7,8 @@ numbers live. A child declares
     optional_inner_names  names of inner tensors that may be None
     attribute_names       names of the other values that it needs to work (primitives and dtypes only)
 
-and takes exactly those in its constructor, in this order. Flatten, unflatten, detach, alias, clone, moves, repr,
+and takes exactly those in its constructor, in this order, and `outer_size` and `outer_stride` (None: as the inner tensors
+say). Flatten, unflatten, detach, alias, clone, repr,
 deepcopy and pickle are generated from the lists. Operators are added with `implements`:
 
     @MyTensor.implements(torch.ops.aten.t.default)

@@ -1,4 +1,4 @@
-"""The operators of `Int8Tensor` that aren't derived from its values: views, writes, moves, linear."""
+"""The operators of `Int8Tensor` that aren't derived from its values: views, writes, padding, linear."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch._ops import OpOverload
 
 from reference_impls import block_strided, block_views
+from reference_impls.block_views import Blocks
 from reference_impls.int8 import Int8Tensor
 from reference_impls.int8_linear import checked_linear
 from reference_impls.kernels.int8_linear import int8_weight_only_linear
@@ -39,9 +40,11 @@ _VIEWS = {
 @Int8Tensor.implements(_VIEWS)
 def _view(func: OpOverload, self: Int8Tensor, *arguments: Any) -> Int8Tensor | list[Int8Tensor]:
     result = _VIEWS[func](self.blocks, *arguments)
-    if isinstance(result, list):
-        return [type(self)(*piece[:2], self.dtype, piece.partial) for piece in result]
-    return type(self)(result.qdata, result.scale, self.dtype, result.partial)
+    return [_rebuilt(self, blocks) for blocks in result] if isinstance(result, list) else _rebuilt(self, result)
+
+
+def _rebuilt(self: Int8Tensor, blocks: Blocks) -> Int8Tensor:
+    return self.rebuilt({"qdata": blocks.qdata, "scale": blocks.scale}, shares_scale=blocks.partial)
 
 
 # --- writes -----------------------------------------------------------------------------------------------------
@@ -82,12 +85,6 @@ def _broadcast(values: torch.Tensor, target: Int8Tensor) -> torch.Tensor:
         ) from None
 
 
-@Int8Tensor.implements(aten.copy.default)
-def _copy(func: OpOverload, self: torch.Tensor, src: torch.Tensor, non_blocking: bool) -> torch.Tensor:
-    """copy_ as torch.compile sees it, functionalized: the written tensor is a new one."""
-    return self.clone().copy_(src, non_blocking)
-
-
 @Int8Tensor.implements(aten.zero_.default)
 def _zero_(func: OpOverload, self: Int8Tensor) -> Int8Tensor:
     """Zero is the one value that needs no new scale, so that any view can be zeroed."""
@@ -103,46 +100,7 @@ def _fill_(func: OpOverload, self: Int8Tensor, value: float) -> Int8Tensor:
     return self.copy_(self.scale.new_full((), value, dtype=self.dtype))
 
 
-# --- moves and new tensors --------------------------------------------------------------------------------------
-
-
-@Int8Tensor.implements(aten._to_copy.default)
-def _to_copy(
-    func: OpOverload,
-    self: Int8Tensor,
-    dtype: torch.dtype | None,
-    layout: torch.layout | None,
-    device: torch.device | None,
-    pin_memory: bool | None,
-    non_blocking: bool,
-    memory_format: torch.memory_format | None,
-) -> torch.Tensor:
-    """The outer dtype changes, the codes stay int8: the values are q * scale, rounded to the new dtype."""
-    dtype = self.dtype if dtype is None else dtype
-    options = {"layout": layout, "device": device, "pin_memory": pin_memory, "non_blocking": non_blocking}
-    if not dtype.is_floating_point:
-        return func(self.values_copy(), dtype=dtype, memory_format=memory_format, **options)
-    qdata = func(self.qdata, memory_format=memory_format, **options)
-    return type(self)(qdata, func(self.scale, **options), dtype)
-
-
-@Int8Tensor.implements(aten.empty_like.default)
-def _empty_like(
-    func: OpOverload,
-    self: Int8Tensor,
-    dtype: torch.dtype | None,
-    layout: torch.layout | None,
-    device: torch.device | None,
-    pin_memory: bool | None,
-    memory_format: torch.memory_format | None,
-) -> torch.Tensor:
-    """Of this class, for Module.to_empty. All other `*_like` and `new_*` give plain tensors (optimizer state)."""
-    dtype = self.dtype if dtype is None else dtype
-    options = {"layout": layout, "device": device, "pin_memory": pin_memory}
-    if not dtype.is_floating_point:
-        return func(self.values_copy(), dtype=dtype, memory_format=memory_format, **options)
-    qdata = func(self.qdata, memory_format=memory_format, **options)
-    return type(self)(qdata, func(self.scale, **options), dtype)
+# --- padding ---------------------------------------------------------------------------------------------------
 
 
 @Int8Tensor.implements(aten.constant_pad_nd.default)
@@ -151,8 +109,9 @@ def _pad(func: OpOverload, self: Int8Tensor, pad: list[int], value: float) -> to
     scale_pad = _padding_of_scales(self, pad)
     if value != 0 or scale_pad is None:
         return func(self.values_copy(), pad, value)
-    scale = func(self.scale, scale_pad, 1.0)  # any positive scale will do
-    return type(self)(func(self.qdata, pad, 0), scale, self.dtype)
+    # any positive scale will do for blocks of zeros
+    inner = {"qdata": func(self.qdata, pad, 0), "scale": func(self.scale, scale_pad, 1.0)}
+    return self.rebuilt(inner, **self.attributes_of_copy())
 
 
 def _padding_of_scales(self: Int8Tensor, pad: list[int]) -> list[int] | None:

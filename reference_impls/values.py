@@ -7,6 +7,9 @@ implement itself:
 - one that writes (in-place, `out=`, `_foreach_*`, fused optimizers) runs on a fresh copy of the values, which is
   then written back into the same inner tensors, so that aliases see it. Whether every target can be written to is
   checked before anything runs;
+- a move or cast, and `empty_like` (for Module.to_empty), is that of each inner tensor. A cast changes the attribute `dtype`
+  and no inner tensor: the values are rounded to the new dtype when they are read. All other `*_like` and `new_*` compute
+  (optimizer state is plain);
 - a view must be implemented: computing it on a copy would lose later writes without a word, so it is refused.
 """
 
@@ -19,6 +22,8 @@ from torch.utils._pytree import tree_map_only
 
 from reference_impls import operators, schema
 from reference_impls.base import WrapperTensor
+
+aten = torch.ops.aten
 
 # Operators in these namespaces write to arguments without saying so in their schemas.
 _UNTRUE_SCHEMAS = frozenset({"c10d"})
@@ -95,7 +100,20 @@ def _check_same_shape(func: OpOverload, target: torch.Tensor, result: torch.Tens
         )
 
 
-@ValueTensor.implements([torch.ops.reference_impls.dequantize.default, torch.ops.aten.dequantize.self])
+@ValueTensor.implements([aten._to_copy.default, aten.empty_like.default])
+def _to_copy_or_empty_like(func: OpOverload, self: ValueTensor, dtype: torch.dtype | None, *options: Any) -> torch.Tensor:
+    if dtype is None or dtype == self.dtype:
+        changes = {}
+    elif not dtype.is_floating_point:
+        return schema.call(func, (self.values_copy(), dtype, *options))
+    elif "dtype" in self.attribute_names:
+        changes = {"dtype": dtype}
+    else:
+        raise NotImplementedError(f"{type(self).__name__} has no attribute dtype, and can't become {dtype}.")
+    return self.mapped(lambda inner: schema.call(func, (inner, None, *options)), **changes, **self.attributes_of_copy())
+
+
+@ValueTensor.implements([torch.ops.reference_impls.dequantize.default, aten.dequantize.self])
 def _dequantize(func: OpOverload, self: ValueTensor) -> torch.Tensor:
     return self.values_copy()
 

@@ -84,8 +84,12 @@ class Probes(CheckGroup):
     def compile(self) -> str:
         script = self.script(x=self.x())
         torch._dynamo.reset()
-        script.run(f"torch.compile(lambda x, w: {self.linear()}, backend='eager')(x, w)")
-        return "torch.compile(linear, backend='eager') works"
+        if hasattr(script["w"], "__tensor_flatten__"):
+            how = "backend='eager'"
+        else:
+            how = "backend='aot_eager', fullgraph=True"  # a class that dynamo leaves alone, by graph breaks, isn't compiled
+        script.run(f"torch.compile(lambda x, w: {self.linear()}, {how})(x, w)")
+        return f"torch.compile(linear, {how}) works"
 
     def export(self) -> str:
         script = self.script(x=self.x())

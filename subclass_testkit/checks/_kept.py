@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from subclass_testkit import oracle
-from subclass_testkit.outcome import CheckSkipped
+from subclass_testkit.outcome import CheckFailed, CheckSkipped
 from subclass_testkit.script import Script
 
 REBUILD = """names, ctx = {s}.__tensor_flatten__()
@@ -46,7 +47,7 @@ def expect_kept(
     if context and is_wrapper(script[want]) and is_wrapper(script[got]):
         expect_same_context(script, got, want, label)
     if device or script[got].device.type != "meta":
-        script.equal(f"plain({got})", f"plain({want})", label=f"{label}")
+        script.equal(got, want, label=label)
 
 
 def expect_same_context(script: Script, got: str, want: str, label: str) -> None:
@@ -84,6 +85,27 @@ def short(value: Any) -> str:
     """A text that fits into a message."""
     text = repr(value)
     return text if len(text) <= 160 else text[:157] + "..."
+
+
+def take(script: Script, name: str, view: str) -> None:
+    """Name a view; skip where taking it fails by accident, which the slicing checks report."""
+    try:
+        script.run(f"{name} = {view}")
+    except CheckFailed as failure:
+        raise CheckSkipped(f"{view} fails by itself: {failure}") from failure
+
+
+def need_pickle(script: Script, expression: str) -> None:
+    """Skip where torch itself can't pickle plain tensors of a dtype that the inner tensors have (float8 on torch 2.13)."""
+    if "pickle" not in expression:
+        return
+    for dtype in {t.dtype for t in oracle.inner_tensors(script["w"]).values()}:
+        try:
+            pickle.loads(pickle.dumps(torch.empty(1, dtype=dtype)))
+        except Exception as error:
+            raise CheckSkipped(
+                f"torch {torch.__version__} can't pickle a plain {dtype} tensor: {oracle.describe(error)}"
+            ) from error
 
 
 def need_wrapper(script: Script, name: str, text: str) -> None:

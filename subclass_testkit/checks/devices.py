@@ -282,7 +282,8 @@ class DeviceTests(TracedGroup):
     def test_unset_tensor_like_it(self, text: str) -> None:
         """empty_like, rand_like and new_empty have the shape, dtype and device asked for; inner tensors lie on that device."""
         script = self.script()
-        script.run(f"v = {text}\nexpected = {re.sub(r'(?<![.])w(?=[.)])', 'd', text).replace('_like(w', '_like(d')}")
+        script.run(f"v = {text}")
+        script.run(f"expected = {re.sub(r'(?<![.])w(?=[.)])', 'd', text).replace('_like(w', '_like(d')}")
         for what in ("shape", "dtype", "device"):
             script.expect(f"v.{what} == expected.{what}", f"{text} has {what} {{v.{what}}}, expected {{expected.{what}}}.", kind=what)
         for name, inner in oracle.inner_tensors(script["v"]).items():

@@ -42,7 +42,10 @@ class ExportTests(TracedGroup):
         """Run the exported program; its result is ``want``."""
         self.traced(script, f"got = {call}", label)
         bound = self.product_bound(script, formula) if formula else None
-        self.same(script, f"the output of {label}", how="exported", bound=bound)
+        if "wrapper" in self.case.found:
+            self.same(script, f"the output of {label}", how="exported", bound=bound)
+        else:
+            script.equal("got", "want", label=f"the output of {label}", bound=bound)
 
     @over(*[(f"{mode}: {holder}", mode, holder) for mode in _MODES for holder in _HOLDERS])
     @check(tier="standard", needs=("export",), requires=("export",), axes="one", why=_WHY, fix=_FIX, upstream="pytorch#129682")

@@ -1,11 +1,686 @@
-"""Modules, state dicts, parameters."""
+"""Modules, state dicts, parameters: the subclass lives in nn.Module as a plain weight does."""
 
 from __future__ import annotations
 
-from subclass_testkit.checks.base import CheckGroup
+import torch
+
+from subclass_testkit import inputs, oracle
+from subclass_testkit.check import check, over
+from subclass_testkit.checks._writes import Watched, WriteChecks
+from subclass_testkit.outcome import CheckSkipped, Refused
+from subclass_testkit.script import Script
+
+_FIX_DETACH = "return the class from aten.detach, sharing the inner tensors: nn.Parameter and state_dict are made of it"
+_FIX_COPY = "implement copy_ from the same class (inner tensors into inner tensors) and from plain tensors (quantize anew), or raise NotImplementedError"
+_WHY_LOAD = "load_state_dict reports that all keys match, and the model runs with its old weights"
+
+_LOADS = tuple(
+    (f"{source} into {target}, {mode}", source, target, mode)
+    for source in ("subclass", "plain")
+    for target in ("subclass", "plain")
+    if (source, target) != ("plain", "plain")
+    for mode in ("copy", "copy, not strict", "swap", "assign", "assign and swap")
+)
+_OPTIONS = {
+    "copy": "",
+    "copy, not strict": ", strict=False",
+    "swap": "",
+    "assign": ", assign=True",
+    "assign and swap": ", assign=True",
+}
 
 
-class ModuleTests(CheckGroup):
+class ModuleTests(WriteChecks):
     """Modules, state dicts, parameters."""
 
     group = "modules"
+
+    # --- what the checks share
+
+    def module(self, name: str = "m", weight: str = "nn.Parameter(w, requires_grad=False)") -> str:
+        """The lines of a linear layer with the subject as its weight."""
+        n, k = self.shape
+        dtype = "" if self.dtype is torch.float32 else f", dtype={self.dtype}"
+        return f"{name} = nn.Linear({k}, {n}{dtype}); {name}.weight = {weight}"
+
+    def layer(self, **texts: str) -> Script:
+        """A script with ``m``, a linear layer whose weight is the subject."""
+        self.matrix()
+        s = self.script(**texts)
+        s.run(self.module())
+        return s
+
+    def other(self, s: Script) -> None:
+        """Make ``v``, a second subject with other values, and ``source``, its plain values."""
+        s.run(f"hp2 = {self.hp(seed=3)}\nv = {self.made('hp2')}\nsource = plain(v).clone()")
+
+    def nn_linear(self) -> None:
+        """Skip where nn.Linear can't be what uses the weight."""
+        self.matrix()
+        if self.subject.linear is not None:
+            raise CheckSkipped("the subject has a linear of its own: nn.Linear isn't it")
+
+    def forward(self, s: Script, module: str, label: str) -> None:
+        """The module's forward is the linear with the values that its weight shows (where the class does linears)."""
+        if "inference" not in self.case.found or self.subject.linear is not None or self.case.activation_bits:
+            return
+        s.run(f"x = {self.x()}")
+        magnitude = s["x"].double().abs() @ s.value(f"plain({module}.weight)", extend=False).double().abs().t()
+        magnitude = magnitude + s.value(f"plain({module}.bias)", extend=False).double().abs()
+        bound = oracle.multilinear_bound(magnitude, self.dtype, self.in_features, None)
+        s.equal(
+            f"{module}(x)", f"F.linear(x, plain({module}.weight), {module}.bias)", label=f"the forward {label}", bound=bound
+        )
+
+    # --- parameters and buffers
+
+    @over(
+        ("Parameter", "m.t = nn.Parameter(w)", True),
+        ("frozen Parameter", "m.t = nn.Parameter(w, requires_grad=False)", True),
+        ("register_parameter", "m.register_parameter('t', nn.Parameter(w, False))", True),
+        ("replaced parameter", "m.t = nn.Parameter(torch.zeros_like(hp)); m.t = nn.Parameter(w, False)", True),
+        ("Parameter of a Parameter", "m.t = nn.Parameter(nn.Parameter(w, False), False)", True),
+        ("Buffer", "m.t = nn.Buffer(w)", False),
+        ("register_buffer", "m.register_buffer('t', w)", False),
+        ("assigned to a buffer", "m.register_buffer('t', None); m.t = w", False),
+    )
+    @check(
+        why="a weight that loses its class in a module isn't quantized any more, or breaks at the first use", fix=_FIX_DETACH
+    )
+    def test_keeps_the_class(self, name: str, source: str, parameter: bool) -> None:
+        """As a Parameter or Buffer the tensor keeps its class and values, and is registered once."""
+        if self.subject.cls is torch.nn.Parameter and not parameter:
+            raise CheckSkipped("an nn.Parameter is registered as a parameter, not as a buffer")
+        s = self.script()
+        s.run(f"m = nn.Module()\n{source}")
+        kind = "parameter" if parameter else "buffer"
+        s.expect("isinstance(m.t, type(w))", f"as a {name}, the tensor is a {{type(m.t).__name__}}.", kind="class")
+        if parameter:
+            s.expect("isinstance(m.t, nn.Parameter)", f"as a {name}, the tensor is no nn.Parameter.", kind="parameter")
+            frozen = "True" if name == "Parameter" else "False"
+            s.expect(
+                f"m.t.requires_grad is {frozen}", f"requires_grad of a {name} is {{m.t.requires_grad}}.", kind="requires_grad"
+            )
+        listed = f"[k for k, t in m.named_{kind}s() if t is m.t]"
+        s.expect(
+            f"{listed} == ['t'] == [k for k, _ in m.named_{kind}s()]",
+            f"named_{kind}s() lists it as {{{listed}}}.",
+            kind="registered",
+        )
+        s.equal("m.t", "d", label=f"the values as a {name}")
+
+    @over(("parameter", "m.t = nn.Parameter(w, False)"), ("buffer", "m.register_buffer('t', w)"))
+    @check(why="checkpoints and weight synchronisation go through state_dict", fix=_FIX_DETACH)
+    def test_state_dict_keeps_the_class(self, name: str, source: str) -> None:
+        """state_dict has the tensor once, detached, of its class, with its values; keep_vars=True gives the very object."""
+        s = self.script()
+        s.run(f"m = nn.Module()\n{source}\nsd = m.state_dict()")
+        s.expect("list(sd) == ['t']", "state_dict has the keys {list(sd)}.", kind="keys")
+        kind = "torch.Tensor" if self.subject.cls is torch.nn.Parameter else "type(w)"
+        s.expect(f"isinstance(sd['t'], {kind})", "in state_dict it is a {type(sd['t']).__name__}.", kind="class")
+        s.expect(
+            "not sd['t'].requires_grad and sd['t'].grad_fn is None", "the tensor in state_dict isn't detached.", kind="grad"
+        )
+        s.equal("sd['t']", "d", label="the values in state_dict")
+        s.expect(
+            "m.state_dict(keep_vars=True)['t'] is m.t", "state_dict(keep_vars=True) holds another object.", kind="identity"
+        )
+
+    # --- load_state_dict
+
+    @over(*_LOADS)
+    @check(why=_WHY_LOAD, fix=_FIX_COPY)
+    def test_load_state_dict(self, name: str, source: str, target: str, mode: str) -> None:
+        """load_state_dict really loads: afterwards the values equal the saved ones, class and Parameter are as promised; or it refuses, with nothing changed."""
+        s = self.layer()
+        self.other(s)
+        if target == "plain":
+            s.run("m.weight = nn.Parameter(torch.zeros_like(hp), False)")
+        s.run(f"sd = dict(weight={'v' if source == 'subclass' else 'source'}, bias=m.bias.detach() + 1); old = m.weight")
+        before = self.watch(s, "old")
+        result = self._load(s, mode, before)
+        if list(result.missing_keys) or list(result.unexpected_keys):
+            s.fail("load_state_dict reports missing or unexpected keys: {result}.", kind="keys")
+        self._loaded(s, before, source, target, mode, name)
+        self.forward(s, "m", "after load_state_dict")
+
+    def _load(self, s: Script, mode: str, before: Watched) -> object:
+        load = f"result = m.load_state_dict(sd{_OPTIONS[mode]})"
+        if "swap" not in mode:
+            return self._load_or_explain(s, load, mode, before)
+        swap = "torch.__future__.set_swap_module_params_on_conversion({})"
+        s.run(swap.format(True))
+        try:
+            return self._load_or_explain(s, load, mode, before)
+        finally:
+            s.run(swap.format(False))
+
+    def _load_or_explain(self, s: Script, load: str, mode: str, before: Watched) -> object:
+        """Run the load; torch turns every error into a RuntimeError, so the operation below tells a refusal from an accident."""
+        try:
+            self.attempt(s, load, before)
+        except Refused as refusal:
+            if (
+                "While copying" not in str(refusal)
+                and "While swapping" not in str(refusal)
+                and "Error(s) in loading" not in str(refusal)
+            ):
+                raise
+            direct = "m.weight.module_load(sd['weight'])" if "swap" in mode else "m.weight.copy_(sd['weight'])"
+            s.run(f"with torch.no_grad(): {direct}")
+            raise
+        return s["result"]
+
+    def _loaded(self, s: Script, before: Watched, source: str, target: str, mode: str, name: str) -> None:
+        """What m.weight has to be afterwards."""
+        s.expect("isinstance(m.weight, nn.Parameter)", f"after loading {name}, the weight is no Parameter.", kind="parameter")
+        if mode.startswith("assign"):
+            s.expect(
+                f"isinstance(m.weight, type({'v' if source == 'subclass' else 'source'}))",
+                f"after loading {name}, the weight is a {{type(m.weight).__name__}}.",
+                kind="class",
+            )
+            s.equal("m.weight", "source", label=f"the weight after loading {name}")
+            return
+        s.expect("m.weight is old", f"loading {name} put another Parameter object into the module.", kind="identity")
+        s.expect("not m.weight.requires_grad", f"loading {name} changed requires_grad.", kind="requires_grad")
+        if mode != "swap":
+            kind = "w" if target == "subclass" else "hp"
+            s.expect(
+                f"isinstance(m.weight, type({kind}))",
+                f"loading {name} changed the weight's class to {{type(m.weight).__name__}}.",
+                kind="class",
+            )
+        self.written(s, before, "source", f"the weight after loading {name}")
+
+    @over("nn.Linear", "nn.Linear, Parameter in the state_dict")
+    @check(why="large models are built on meta and get their weights by assign=True", fix=_FIX_DETACH)
+    def test_meta_init_and_assign(self, name: str) -> None:
+        """A module built on meta, loaded with assign=True, has the tensor itself: its class, values and device."""
+        self.matrix()
+        s = self.script()
+        n, k = self.shape
+        weight = "nn.Parameter(w, False)" if "Parameter" in name else "w"
+        s.run(f"with torch.device('meta'): m = nn.Linear({k}, {n}, dtype=hp.dtype)")
+        s.run(f"result = m.requires_grad_(False).load_state_dict(dict(weight={weight}, bias=hp[:, 0].clone()), assign=True)")
+        s.expect(
+            "isinstance(m.weight, type(w)) and isinstance(m.weight, nn.Parameter)",
+            "the assigned weight is a {type(m.weight).__name__}.",
+            kind="class",
+        )
+        s.expect("m.weight.device == hp.device", "the assigned weight is on {m.weight.device}.", kind="device")
+        s.equal("m.weight", "d", label="the assigned weight")
+        self.forward(s, "m", "after assign=True")
+
+    @check(
+        axes="one",
+        why="a key that is silently taken or dropped means a part of the model isn't loaded",
+        fix="don't override the module's loading",
+    )
+    def test_load_reports_missing_keys(self) -> None:
+        """strict=False reports what is missing and unexpected, and leaves the weight alone; strict=True raises."""
+        s = self.layer()
+        before = self.watch(s, "w")
+        s.run("result = m.load_state_dict(dict(bias=m.bias, extra=w), strict=False)")
+        s.expect(
+            "result.missing_keys == ['weight'] and result.unexpected_keys == ['extra']",
+            "load_state_dict(strict=False) reports {result}.",
+            kind="keys",
+        )
+        if change := before.snapshot.changes(s["w"]):
+            s.fail(f"load_state_dict without the key changed the weight: {change}.", kind="mutated")
+        self.refuses_or_raises(
+            s, "m.load_state_dict(dict(bias=m.bias))", "load_state_dict(strict=True) without the weight's key raises nothing."
+        )
+
+    @check(
+        axes="one",
+        why="a shard or a wrong checkpoint is stretched over the weight",
+        fix="leave the shape check to torch: report the true shape",
+    )
+    def test_load_of_another_shape_raises(self) -> None:
+        """load_state_dict of a weight of another shape raises, and changes nothing."""
+        s = self.layer()
+        before = self.watch(s, "w")
+        s.run("sd = dict(weight=torch.zeros(3, 5, dtype=hp.dtype), bias=m.bias)")
+        self.refuses_or_raises(s, "m.load_state_dict(sd)", "load_state_dict takes a weight of shape [3, 5].")
+        if change := before.snapshot.changes(s["w"]):
+            s.fail(f"the failed load changed the weight: {change}.", kind="mutated")
+
+    # --- copies of modules, functional use
+
+    @check(
+        why="EMA, ensembles and fine-tuning copy modules",
+        fix="let clone and deepcopy copy every inner tensor, and keep the Parameter's flags",
+    )
+    def test_deepcopy_of_a_module(self) -> None:
+        """A deep copy of a module has the weight's class, flags and values, in memory of its own."""
+        s = self.layer()
+        s.run("m2 = copy.deepcopy(m)")
+        s.expect(
+            "m2.weight is not m.weight and isinstance(m2.weight, type(w))",
+            "the copy's weight is a {type(m2.weight).__name__}.",
+            kind="class",
+        )
+        s.expect(
+            "isinstance(m2.weight, nn.Parameter) and not m2.weight.requires_grad",
+            "the copy's weight is no frozen Parameter.",
+            kind="parameter",
+        )
+        s.equal("m2.weight", "d", label="the weight of the copy")
+        shared = _shared(s["m"].weight, s["m2"].weight)
+        if shared:
+            s.fail(
+                f"the copy shares memory with the original: {shared}.",
+                kind="shared",
+                likely="deepcopy passes that inner tensor through.",
+            )
+        self.forward(s, "m2", "of the copy")
+
+    @over(("plain module", "torch.zeros_like(hp)"), ("module with another subject", "{made}"))
+    @check(
+        needs=("inference",),
+        why="per-sample gradients, ensembles and weight swapping call modules functionally",
+        fix=_FIX_DETACH,
+    )
+    def test_functional_call(self, name: str, own: str) -> None:
+        """functional_call with the tensor computes with it, not with the module's own weight."""
+        self.nn_linear()
+        module = self.module(weight=f"nn.Parameter({own.format(made=self.made('hp2'))}, False)").replace(
+            "zeros_like(hp)", "zeros_like(hp2)"
+        )
+        call = "torch.func.functional_call(m, dict(weight=w, bias=b), (x,))"
+        self.agree(
+            f"{module}\n{call}",
+            tolerance=self.linear_tolerance(),
+            x=self.x(),
+            hp2=self.hp(seed=3),
+            b=self.bias(),
+            suspects={"the result with the module's own weight": "F.linear(x, hp2, b)"},
+        )
+
+    @over(("identity", "return t", "d"), ("dequantizing", "return to_plain(t) * 2", "d * 2"))
+    @check(why="weight tying, masking and quantization-aware training are parametrizations", fix=_FIX_DETACH)
+    def test_parametrize(self, name: str, body: str, want: str) -> None:
+        """Under a parametrization the original keeps class and values, the module shows the parametrized values, and removing it gives the weight back."""
+        s = self.layer()
+        s.run(f"class P(nn.Module):\n    def forward(self, t): {body}")
+        s.run(
+            "from torch.nn.utils import parametrize\n_ = parametrize.register_parametrization(m, 'weight', P())\noriginal = m.parametrizations.weight.original"
+        )
+        s.expect(
+            "isinstance(original, type(w)) and isinstance(original, nn.Parameter)",
+            "the original of the parametrization is a {type(original).__name__}.",
+            kind="class",
+        )
+        s.equal("original", "d", label="the parametrization's original")
+        s.equal("m.weight", want, label=f"the weight under a {name} parametrization")
+        self.forward(s, "m", "under a parametrization")
+        s.run("_ = parametrize.remove_parametrizations(m, 'weight', leave_parametrized=False)")
+        s.expect(
+            "isinstance(m.weight, type(w))",
+            "after removing the parametrization the weight is a {type(m.weight).__name__}.",
+            kind="class",
+        )
+        s.equal("m.weight", "d", label="the weight after removing the parametrization")
+
+    @check(
+        axes="one",
+        level="should",
+        why="merging a parametrization into the weight silently does nothing",
+        fix="refuse set_ and data = of other classes, with the remedy in the text",
+    )
+    def test_parametrized_weight_stays(self) -> None:
+        """remove_parametrizations(leave_parametrized=True) leaves the parametrized values, or is refused."""
+        s = self.layer()
+        s.run(
+            "class P(nn.Module):\n    def forward(self, t): return to_plain(t) * 2\nfrom torch.nn.utils import parametrize\n_ = parametrize.register_parametrization(m, 'weight', P())"
+        )
+        before = self.watch(s, "w")
+        s.run("_ = parametrize.remove_parametrizations(m, 'weight', leave_parametrized=True)\nleft, want = m.weight, d * 2")
+        self.written(
+            s,
+            Watched("left", before.values, before.snapshot),
+            "want",
+            "the weight after remove_parametrizations(leave_parametrized=True)",
+        )
+
+    @over(
+        ("ParameterList", "nn.ParameterList([nn.Parameter(w, False), nn.Parameter(v, False)])", "c[0]", "c[1]"),
+        ("ParameterList of tensors", "nn.ParameterList([w, v])", "c[0]", "c[1]"),
+        (
+            "ParameterList.append",
+            "nn.ParameterList().append(nn.Parameter(w, False)).append(nn.Parameter(v, False))",
+            "c[0]",
+            "c[1]",
+        ),
+        ("ParameterDict", "nn.ParameterDict(dict(a=nn.Parameter(w, False), b=nn.Parameter(v, False)))", "c['a']", "c['b']"),
+    )
+    @check(axes="one", why="mixtures of experts and adapters keep weights in containers", fix=_FIX_DETACH)
+    def test_parameter_containers(self, name: str, container: str, first: str, second: str) -> None:
+        """Parameter containers keep class, values and order, also through state_dict and load_state_dict."""
+        s = self.script()
+        self.other(s)
+        s.run(f"c = {container}")
+        s.expect(
+            f"isinstance({first}, type(w)) and isinstance({first}, nn.Parameter)",
+            f"in a {name} the tensor is a {{type({first}).__name__}}.",
+            kind="class",
+        )
+        s.expect(
+            "len(list(c.parameters())) == 2",
+            "the container lists {len(list(c.parameters()))} parameters instead of 2.",
+            kind="registered",
+        )
+        s.equal(f"({first}, {second})", "(d, source)", label=f"the values in a {name}")
+        s.run(
+            "sd = {k: t.clone() for k, t in c.state_dict().items()}; _ = c.load_state_dict(dict(zip(sd, reversed(list(sd.values())))))"
+        )
+        s.run(f"a, b = {first}, {second}")
+        before = self.watch(s, "w")
+        for got, want in (("a", "source"), ("b", "d")):
+            self.written(
+                s,
+                Watched(got, before.values, before.snapshot),
+                want,
+                f"the values in a {name} after loading them in the other order",
+            )
+
+    @check(
+        why="training loops call these on every module", fix="handle detach and requires_grad_ without rebuilding the tensor"
+    )
+    def test_module_methods(self) -> None:
+        """apply, train, eval, requires_grad_, zero_grad keep the Parameter object, its class and values, and set the flag."""
+        s = self.layer()
+        s.run("old = m.weight\n_ = m.apply(lambda module: None).train().eval().requires_grad_(True)")
+        s.expect("old.requires_grad", "m.requires_grad_(True) left the weight's requires_grad at False.", kind="requires_grad")
+        s.run("m.zero_grad(); m.zero_grad(set_to_none=False); _ = m.requires_grad_(False)")
+        s.expect(
+            "not old.requires_grad", "m.requires_grad_(False) left the weight's requires_grad at True.", kind="requires_grad"
+        )
+        s.expect("m.weight is old and isinstance(old, type(w))", "the weight is another object or class now.", kind="identity")
+        s.equal("m.weight", "d", label="the weight after apply, train, eval, requires_grad_ and zero_grad")
+
+    # --- torch.nn.utils
+
+    @check(why="L-BFGS, meta-learning and model averaging flatten parameters", fix="support view(-1) and cat, or refuse them")
+    def test_parameters_to_vector(self) -> None:
+        """parameters_to_vector gives the values in one vector, or is refused."""
+        self.agree("torch.nn.utils.parameters_to_vector([w, b])", b=self.bias())
+
+    @check(
+        level="should",
+        axes="one",
+        why="the vector is written by .data =, which torch turns into a silent no-op for wrapper subclasses",
+        fix="handle the setter of torch.Tensor.data: rebind the inner tensors, or raise",
+    )
+    def test_vector_to_parameters(self) -> None:
+        """vector_to_parameters writes the vector's values into the parameter, or is refused."""
+        s = self.script(vector=f"({self.hp(seed=3)}).reshape(-1)")
+        s.run("p = nn.Parameter(w, False); want = vector.view(d.shape)")
+        before = self.watch(s, "p")
+        self.attempt(s, "torch.nn.utils.vector_to_parameters(vector, [p])", before)
+        self.written(s, before, "want", "the parameter after vector_to_parameters")
+
+    @over(
+        ("custom_from_mask", "custom_from_mask({}, 'weight', mask=mask)"),
+        ("l1_unstructured", "l1_unstructured({}, 'weight', amount=0.3)"),
+        ("random_unstructured", "random_unstructured({}, 'weight', amount=0.3)"),
+    )
+    @check(
+        why="a mask that isn't applied leaves the model dense, and its reported sparsity wrong",
+        fix="let mul with a plain mask give the masked values, or refuse it",
+    )
+    def test_prune(self, name: str, call: str) -> None:
+        """Pruning masks the same elements as on a dense weight and shows the masked values, or is refused."""
+        s = self.layer()
+        s.run(
+            "from torch.nn.utils import prune\nmask = (torch.arange(hp.numel()) % 3 > 0).reshape(hp.shape).to(hp.dtype)\n"
+            + self.module("dense", "nn.Parameter(d.clone(), False)")
+        )
+        s.run(f"torch.manual_seed(0); _ = prune.{call.format('dense')}")
+        before = self.watch(s, "w")
+        s.run(f"torch.manual_seed(0); _ = prune.{call.format('m')}\npruned, want = m.weight, dense.weight")
+        s.equal("m.weight_mask", "dense.weight_mask", label=f"the mask of {name}")
+        self.written(s, Watched("pruned", before.values, before.snapshot), "want", f"the weight after prune.{name}")
+        if change := before.snapshot.changes(s["w"]):
+            s.fail(f"prune.{name} changed the original weight: {change}.", kind="mutated")
+
+    # --- shared weights
+
+    @check(why="embeddings and output layers share one weight", fix=_FIX_DETACH)
+    def test_tied_weights(self) -> None:
+        """A weight that two modules share stays one: counted once, loaded once, and still shared in a deep copy."""
+        s = self.layer()
+        self.other(s)
+        s.run(f"{self.module('n', 'm.weight')}; model = nn.ModuleDict(dict(m=m, n=n))")
+        s.expect(
+            "len(list(model.parameters())) == 3",
+            "the model with a tied weight has {len(list(model.parameters()))} parameters instead of 3.",
+            kind="registered",
+        )
+        s.run("twin = copy.deepcopy(model)")
+        s.expect("twin.m.weight is twin.n.weight", "deepcopy made two weights out of the tied one.", kind="untied")
+        s.run("sd = model.state_dict(); sd['m.weight'] = sd['n.weight'] = v; old = m.weight")
+        before = self.watch(s, "old")
+        self.attempt(s, "_ = model.load_state_dict(sd)", before)
+        s.expect("model.m.weight is model.n.weight", "loading a state_dict untied the weights.", kind="untied")
+        self.written(s, before, "source", "the tied weight after load_state_dict")
+
+    @check(
+        why="two modules over one tensor must not drift apart",
+        fix="let detach share the inner tensors, and copy_ write into them",
+    )
+    def test_two_parameters_of_one_tensor(self) -> None:
+        """Two Parameters made of one tensor share it: what is written through one is seen through the other."""
+        s = self.layer()
+        s.run(self.module("n") + f"\nhp2 = {self.hp(seed=3)}\np = m.weight")
+        before = self.watch(s, "p")
+        self.attempt(s, "with torch.no_grad(): _ = m.weight.copy_(hp2)", before)
+        self.written(s, before, "hp2", "the written parameter")
+        s.equal(
+            "n.weight",
+            "m.weight",
+            label="the other module's weight",
+            likely="nn.Parameter(w) copies, or copy_ replaces inner tensors.",
+        )
+
+    @over(
+        ("average", ""),
+        ("EMA", ", avg_fn=torch.optim.swa_utils.get_ema_avg_fn(0.75)"),
+        ("EMA-foreach", ", multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.75)"),
+    )
+    @check(
+        axes="dtype",
+        why="an averaged model that stays at its first values is published as the trained one",
+        fix="support copy_, lerp_ and _foreach_lerp_ by dequantizing and quantizing anew, or refuse them",
+    )
+    def test_averaged_model(self, name: str, argument: str) -> None:
+        """AveragedModel holds the average of the weights it was given, up to requantization, in memory of its own; or refuses."""
+        s = self.layer()
+        self.other(s)
+        s.run(f"ema = torch.optim.swa_utils.AveragedModel(m{argument}); e = ema.module.weight")
+        start = self.watch(s, "e")
+        self.attempt(s, "ema.update_parameters(m)", start)
+        self.written(s, start, "d", f"the {name} after its first update")
+        s.run(f"m.weight = nn.Parameter(v, False); want = d.lerp(source, {'0.5' if not argument else '0.25'})")
+        before = self.watch(s, "e")
+        self.attempt(s, "ema.update_parameters(m)", before)
+        self.written(s, before, "want", f"the {name} after its second update")
+        s.equal("w", "d", label="the first model's weight after updates of the average")
+
+    # --- serving
+
+    def _parts(self, dim: int) -> list[tuple[int, int]]:
+        """Two shards of a dimension, as (start, size), of legal sizes."""
+        factors = self.subject.multiples_of
+        unit = factors if isinstance(factors, int) else (1, *factors)[-1 if dim % 2 else -2]
+        size = self.shape[dim]
+        first = max(size // 2 // unit, 1) * unit
+        self.need_shape(first < size, "too small for two shards")
+        return [(0, first), (first, size - first)]
+
+    def _load_shards(self, dim: int, target: str, loaded: str) -> None:
+        """Fill a parameter shard by shard, as vLLM's and SGLang's loaders do; then the whole equals what was loaded."""
+        self.matrix()
+        s = self.script()
+        self.other(s)
+        s.run(f"p = nn.Parameter({'v' if loaded != 'v' else 'w'}, requires_grad=False)")
+        begin = self.watch(s, "p")
+        for start, size in self._parts(dim):
+            before = self.watch(s, "p")
+            part = f"narrow({dim}, {start}, {size})"
+            self.attempt(s, f"with torch.no_grad(): _ = {target}.{part}.copy_({loaded}.{part})", before)
+        self.written(
+            s, begin, f"plain({loaded})", f"the parameter after loading shards of dim {dim} from {_SOURCES[loaded]}", writes=2
+        )
+        s.run("m = nn.Linear(1, 1); m.weight, m.bias = p, nn.Parameter(d[:, 0] * 0)")
+        self.forward(s, "m", "after loading the shards")
+
+    @over(
+        *(
+            (f"{target} from {source}", target, name)
+            for target in ("p", "p.data")
+            for name, source in (("w", "the subclass"), ("hp2", "plain"))
+        )
+    )
+    @check(
+        needs=("serving",),
+        requires=("serving",),
+        why="inference servers load a checkpoint shard by shard into narrowed parameters; a lost or shifted shard gives a wrong model, without an error",
+        fix="let narrow share the inner tensors, and copy_ write data and scales of exactly these rows",
+    )
+    def test_shards_of_rows(self, name: str, target: str, loaded: str) -> None:
+        """narrow(0, start, size) of the parameter and copy_ of the same part of the loaded weight, part by part, give the loaded weight."""
+        self._load_shards(0, target, loaded)
+
+    @over(
+        *(
+            (f"{target} from {source}", target, name)
+            for target in ("p", "p.data")
+            for name, source in (("w", "the subclass"), ("hp2", "plain"))
+        )
+    )
+    @check(
+        needs=("serving",),
+        why="row-parallel layers are sharded along the input dimension",
+        fix="write the columns only where that leaves the scales of the others alone, or refuse",
+    )
+    def test_shards_of_columns(self, name: str, target: str, loaded: str) -> None:
+        """narrow(1, start, size) and copy_, part by part, give the loaded weight, or are refused before a part is changed."""
+        self._load_shards(1, target, loaded)
+
+    @over(("rank 0 of rows", 0, 0), ("rank 1 of rows", 0, 1), ("rank 0 of columns", 1, 0), ("rank 1 of columns", 1, 1))
+    @check(
+        needs=("serving",),
+        why="each rank holds a parameter of its shard's size, and copies its part of the loaded weight into it",
+        fix="let a narrowed weight be a legal source of copy_",
+    )
+    def test_shard_of_a_rank(self, name: str, dim: int, rank: int) -> None:
+        """A rank's own parameter, filled with its narrow of the loaded weight, holds that part of the values, and computes with it."""
+        self.matrix()
+        start, size = self._parts(dim)[rank]
+        s = self.script()
+        part = f"narrow({dim}, {start}, {size})"
+        s.run(f"hp2 = ({self.hp(seed=3)}).{part}.contiguous()\np = nn.Parameter({self.made('hp2')}, requires_grad=False)")
+        before = self.watch(s, "p")
+        self.attempt(s, f"with torch.no_grad(): _ = p.copy_(w.{part})", before)
+        self.written(s, before, f"d.{part}", f"the parameter of {name}")
+        if dim == 0:
+            s.run("m = nn.Linear(1, 1); m.weight, m.bias = p, nn.Parameter(plain(p)[:, 0] * 0)")
+            self.forward(s, "m", f"of {name}")
+
+    @over(
+        ("the first expert's rows", "p[0].narrow(0, 8, 8)", "{}[0].narrow(0, 8, 8)", "[0, 8:16]"),
+        ("a whole expert", "p[1]", "{}[1]", "[1]"),
+        ("a narrow of experts", "p.narrow(0, 1, 1)", "{}.narrow(0, 1, 1)", "[1:2]"),
+        ("a narrow of data", "p.data[1].narrow(0, 0, 8)", "{}[1].narrow(0, 0, 8)", "[1, :8]"),
+    )
+    @check(
+        axes="experts",
+        needs=("serving",),
+        why="mixture-of-experts weights are loaded expert by expert",
+        fix="count dims from the end for scales and blocks, and let p[e] share memory",
+    )
+    def test_shard_of_an_expert(self, name: str, target: str, loaded: str, index: str) -> None:
+        """A copy_ into one expert's part changes exactly that part, to the loaded values; or it is refused."""
+        for source, values in (("v", "source"), ("hp2", "hp2")):
+            s = self.script()
+            self.other(s)
+            s.run(f"p = nn.Parameter(w, requires_grad=False); want = d.clone(); want{index} = {values}{index}")
+            before = self.watch(s, "p")
+            self.attempt(s, f"with torch.no_grad(): _ = {target}.copy_({loaded.format(source)})", before)
+            self.written(
+                s,
+                before,
+                "want",
+                f"the parameter after loading {name} from {'the subclass' if source == 'v' else 'plain values'}",
+            )
+
+    # --- LoRA
+
+    def _adapters(self) -> dict[str, str]:
+        """Source texts of the adapters A (4, in_features) and B (out_features, 4)."""
+        return {
+            "A": inputs.weight((4, self.in_features), self.dtype, 2),
+            "B": inputs.weight((self.out_features, 4), self.dtype, 6),
+        }
+
+    @over("beside the frozen weight", "before the frozen weight")
+    @check(
+        needs=("inference",),
+        requires=("inference",),
+        why="adapters are trained on a frozen quantized base: a cut or wrong gradient trains nothing, or the wrong thing",
+        fix="give linear a backward for its input that doesn't need the weight's gradient",
+    )
+    def test_adapters_train(self, place: str) -> None:
+        """Adapters beside, or before, the frozen weight get the gradients that they get with a dense one."""
+        self.matrix()
+        texts = {name: f"({text}).requires_grad_()" for name, text in self._adapters().items()}
+        if place.startswith("beside"):
+            setup = f"y = {self.linear()} + F.linear(F.linear(x, A), B)\ny.backward(grad)\n(A.grad, B.grad)"
+            self.agree(
+                setup, tolerance=oracle.multilinear(self.in_features + self.out_features), x=self.x(), grad=self.grad(), **texts
+            )
+            return
+        if self.case.activation_bits:
+            raise CheckSkipped("the rounding of activations has no derived bound behind another layer")
+        layers = f"y = {self.linear(x='F.linear(u, A.t())')}\ny.backward(grad)\n(A.grad,)"
+        tolerance = oracle.multilinear(self.in_features + self.out_features)
+        self.agree(layers, tolerance=tolerance, u=inputs.activation((5, 4), self.dtype, 1), grad=self.grad(), A=texts["A"])
+
+    @over(
+        ("re-made", "merged = {made_sum}", "merged = {made_difference}"),
+        ("copy_", "merged.copy_(plain(merged) + B @ A)", "merged.copy_(plain(merged) - B @ A)"),
+        ("add_", "merged.add_(B @ A)", "merged.sub_(B @ A)"),
+        ("data.add_", "merged.data.add_(B @ A)", "merged.data.sub_(B @ A)"),
+    )
+    @check(
+        needs=("inference",),
+        why="merged adapters are what is served: a merge that changes nothing serves the base model",
+        fix="support copy_ from plain values and add_, by quantizing anew; or refuse them",
+    )
+    def test_adapters_merge(self, name: str, merge: str, unmerge: str) -> None:
+        """Merging adapters into the frozen weight gives the sum, unmerging gives the weight back, each up to requantization; or they are refused."""
+        self.matrix()
+        s = self.script(**self._adapters())
+        s.run("merged = nn.Parameter(w, requires_grad=False)")
+        made = {"made_sum": self.made("(plain(merged) + B @ A)"), "made_difference": self.made("(plain(merged) - B @ A)")}
+        for step, text in (("merging", merge), ("unmerging", unmerge)):
+            before = self.watch(s, "merged")
+            s.run(f"aim = plain(merged) {'+' if step == 'merging' else '-'} B @ A")
+            self.attempt(s, "with torch.no_grad(): " + text.format(**made), before)
+            self.written(s, before, "aim", f"the weight after {step} ({name})")
+
+
+_SOURCES = {"w": "the subclass", "hp2": "plain values"}
+
+
+def _shared(a: torch.Tensor, b: torch.Tensor) -> str:
+    """The names of inner tensors of ``b`` that lie in the storage of one of ``a``."""
+    homes = {t.untyped_storage().data_ptr() for t in (oracle.inner_tensors(a) or {"": a}).values()} - {0}
+    return ", ".join(
+        name or "its values"
+        for name, t in (oracle.inner_tensors(b) or {"": b}).items()
+        if t.untyped_storage().data_ptr() in homes
+    )

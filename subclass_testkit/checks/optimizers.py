@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import torch
@@ -56,8 +57,10 @@ class OptimizerTests(WriteChecks):
         """A script with ``step(i)``: one step of the subject ``p``, and of its plain twin ``q`` from the same values and gradient."""
         self.matrix()
         s = self.script(hp, x=self.x(), grad=self.grad())
-        optimizer = f"torch.optim.{cls}([t], {arguments.format(lr=self.learning_rate(s))})"
-        _plain_takes_it(optimizer, self.dtype)
+        arguments = arguments.format(lr=self.learning_rate(s))
+        if limit := _torch_limit(cls, arguments, self.dtype):
+            raise CheckSkipped(f"torch itself can't: torch.optim.{cls}({arguments}): {limit}")
+        optimizer = f"torch.optim.{cls}([t], {arguments})"
         s.run("p, q = nn.Parameter(w), nn.Parameter(plain(w).clone())")
         s.run(f"opt, dense = ({optimizer} for t in (p, q))")
         s.run(_STEP.format(linear=self.linear(w="p")))
@@ -136,12 +139,23 @@ class OptimizerTests(WriteChecks):
     # --- steps
 
     @over(*OPTIMIZERS)
-    @check(axes="dtype", needs=("training",), requires=("training",), why=_WHY_STEP, fix=_FIX_STEP)
+    @check(axes="dtype", needs=("training",), why=_WHY_STEP, fix=_FIX_STEP)
     def test_five_steps(self, name: str, cls: str, arguments: str, writes: int) -> None:
         """Each of five optimizer steps moves the values as the dense step does, up to requantization; or the first is refused with nothing changed."""
         if name in ("Adam-maximize-foreach", "SGD-momentum-fused"):
             self.writes_to_plain()  # weight decay goes into the negated gradients in place; the momentum is plain
         self.follow(self.trained(cls, arguments), name, writes, steps=5)
+
+    @check(
+        axes="dtype",
+        needs=("training",),
+        requires=("training",),
+        why="a class that can be trained takes at least the simplest optimizer's step",
+        fix=_FIX_STEP,
+    )
+    def test_sgd_works(self) -> None:
+        """A step of plain SGD, without options, equals the dense one."""
+        self.follow(self.trained("SGD", "lr={lr}"), "SGD", 1)
 
     @over(*FEW)
     @check(axes="each", needs=("training",), why=_WHY_STEP, fix=_FIX_STEP)
@@ -165,7 +179,7 @@ class OptimizerTests(WriteChecks):
         s.run(f"p.grad = {gradient}\nq.grad = p.grad.clone()\ndense.step()")
         before = self.watch(s, "p")
         self.attempt(s, "opt.step()", before)
-        self.written(s, before, "q", f"the parameter after a step by which {name}")
+        self.written(s, before, "q", f"the parameter after a step ({name})")
 
     @over(*(c for c in FEW if c[0] != "SGD-foreach"))
     @check(
@@ -309,7 +323,6 @@ class OptimizerTests(WriteChecks):
     @check(
         axes="one",
         needs=("training",),
-        requires=("training",),
         why="a resumed training run goes on from another state than it was saved in",
         fix="keep the state plain; else support deepcopy, .to and torch.save for the class",
     )
@@ -541,9 +554,7 @@ class OptimizerTests(WriteChecks):
 
     # --- as an optimizer's state
 
-    @over(
-        "hp * -0.3", "hp * 7", "hp.double()", "hp.t().contiguous().t()", "torch.zeros_like(hp)", "hp[:1]", "torch.tensor(0.25)"
-    )
+    @over("hp * -0.3", "hp * 7", "hp.double()", "hp.t().contiguous().t()", "torch.zeros_like(hp)")
     @check(
         needs=("optimizer_state",),
         requires=("optimizer_state",),
@@ -577,9 +588,12 @@ class OptimizerTests(WriteChecks):
     @check(needs=("optimizer_state",), why="the update reads the state in these ways", fix="dequantize in arithmetic")
     def test_state_arithmetic(self, expression: str) -> None:
         """Arithmetic on a state is that of its values, or is refused."""
-        self.agree(
-            expression, tolerance=oracle.Tolerance("elementwise", roundings=8), g=inputs.weight(self.shape, self.dtype, 11)
-        )
+        s = self.script(g=inputs.weight(self.shape, self.dtype, 11))
+        s.run(f"got = {expression}")
+        s.run("want = " + re.sub(r"\bw\b", "d", expression))
+        # A state may keep more digits than its outer dtype, which to_plain rounds to.
+        size = s["d"].double().abs() + s["g"].double().abs() + s["want"].double().abs()
+        s.equal("got", "want", label=expression, bound=size * 8 * torch.finfo(self.dtype).eps)
 
     @check(
         needs=("optimizer_state",),
@@ -634,11 +648,20 @@ class OptimizerTests(WriteChecks):
         s.equal("v", "w", label="the loaded state")
 
 
-def _plain_takes_it(optimizer: str, dtype: torch.dtype) -> None:
-    """Skip where torch can't do that with a plain parameter either (fused, on this device)."""
-    t = torch.nn.Parameter(torch.ones(2, 2, dtype=dtype))
-    t.grad = torch.ones_like(t)
-    try:
-        eval(optimizer, {"torch": torch, "t": t}).step()  # noqa: S307  # our own text
-    except Exception as error:
-        raise CheckSkipped(f"torch itself can't: {optimizer}: {oracle.describe(error)}") from error
+@functools.cache
+def _torch_limit(cls: str, arguments: str, dtype: torch.dtype) -> str:
+    """Why torch can't do that with a plain parameter (a fused form that doesn't exist, or goes wrong itself); empty if it can."""
+    results = []
+    for text in (arguments, re.sub("(fused|foreach)=True", "foreach=False", arguments)):
+        t = torch.nn.Parameter(torch.linspace(-1, 1, 256, dtype=torch.float64).reshape(8, 32).to(dtype))
+        try:
+            optimizer = eval(f"torch.optim.{cls}([t], {text})", {"torch": torch, "t": t})  # noqa: S307  # our own text
+            for _ in range(3):
+                t.grad = torch.full_like(t, 0.5)
+                optimizer.step()
+        except Exception as error:
+            return oracle.describe(error)
+        results.append(t.detach().double())
+    away = float((results[0] - results[1]).abs().max())
+    limit = 64 * torch.finfo(dtype).eps * float(results[1].abs().max())
+    return "" if away <= limit else f"on a plain {dtype} parameter it differs from the unfused form by {away:.3g}"

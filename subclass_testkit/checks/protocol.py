@@ -12,7 +12,7 @@ from subclass_testkit.checks._construction import ConstructionChecks
 from subclass_testkit.checks._foreign import FOREIGN
 from subclass_testkit.checks._parts import with_checks_of_its_parts
 from subclass_testkit.checks._protocol_flatten import FlattenChecks
-from subclass_testkit.outcome import CheckFailed, Refused
+from subclass_testkit.outcome import CheckFailed, CheckSkipped, Refused
 from subclass_testkit.script import Script
 
 _STATE = """state = lambda: {
@@ -243,12 +243,18 @@ class ProtocolTests(FlattenChecks, ConstructionChecks):
         draws = name == "write" or self.subject.stochastic  # rounding at random needs the generator
         try:
             for mode in (True, False) if name != "backward" else (True,):
-                script.run(f"torch.set_grad_enabled({mode})\nbefore = state()\n_ = {text}\nafter = state()")
+                self._run_between_states(script, text, mode)
                 self._state_kept(script, text, draws)
         finally:
             torch.use_deterministic_algorithms(keep[0])
             torch.set_num_threads(keep[1])
             torch.set_float32_matmul_precision(keep[2])
+
+    def _run_between_states(self, script: Script, text: str, mode: bool) -> None:
+        try:
+            script.run(f"torch.set_grad_enabled({mode})\nbefore = state()\n_ = {text}\nafter = state()")
+        except CheckFailed as failure:
+            raise CheckSkipped(f"{text} fails by itself: {failure}") from failure
 
     def _state_kept(self, script: Script, text: str, draws: bool) -> None:
         for what, old in script["before"].items():

@@ -5,6 +5,7 @@ import io
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -343,7 +344,8 @@ def test_loading_in_a_new_process(tmp_path):
         f"    w = torch.load({str(path)!r}, mmap=True)\n"
         "print(w.dequantize().double().sum().item())"
     )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=sys.path[0] or ".")
+    root = Path(__file__).parents[2]
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert float(shown.stdout) == w.dequantize().double().sum().item()
 
 

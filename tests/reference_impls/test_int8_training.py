@@ -221,6 +221,33 @@ def test_compiled_writes_are_seen(text, backend):
     assert w.scale is parts[1]
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_writes_through_views_leave_the_rest_alone(backend):
+    """Also where quantizing the rest again would change it: its codes don't reach 127."""
+    w = Int8Tensor(torch.arange(48, dtype=torch.int8).reshape(6, 8), torch.rand(6, 1) + 0.5)
+    before = w.dequantize()
+
+    def write(w):
+        w[2:4].add_(1)
+
+    compiled(write, backend)(w)
+    assert torch.equal(w.dequantize()[[0, 1, 4, 5]], before[[0, 1, 4, 5]])
+    torch.testing.assert_close(w.dequantize()[2:4], before[2:4] + 1, rtol=0, atol=0.2)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_writes_to_a_part_of_a_block_are_refused(backend):
+    w = Int8Tensor.from_hp(source(), "tensor")
+    before = w.dequantize()
+
+    def write(w):
+        w[2:4].add_(1)
+
+    with pytest.raises(Exception, match="view of a part of a block"):
+        compiled(write, backend)(w)
+    assert torch.equal(w.dequantize(), before)
+
+
 def test_recompiles_for_another_layout_only():
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
