@@ -18,14 +18,24 @@ def execute(instance: Instance, case: Case) -> Result:
     """Run an instance in this process; where it fails, on the control too."""
     start = time.perf_counter()
     result = judged(instance, case)
-    if result.outcome is Outcome.FAILED or (result.outcome is Outcome.REFUSED and result.notes):
-        limit = control_result(instance, case)
-        if limit is not None and limit.kind == result.kind and control.same_text(limit.message, result.message):
-            name = control.pick(case.subject).title
-            text = f"{result.message} The control {name} does the same on torch {torch.__version__}. {instance.check.upstream}"
-            result = instance.result(Outcome.TORCH_LIMIT, message=text.strip())
+    if asks_control(result):
+        result = weighed(instance, case, result, control_result(instance, case))
     result.seconds = time.perf_counter() - start
     return result
+
+
+def asks_control(result: Result) -> bool:
+    """Whether the control decides if a result is the subject's fault."""
+    return result.outcome is Outcome.FAILED or (result.outcome is Outcome.REFUSED and bool(result.notes))
+
+
+def weighed(instance: Instance, case: Case, result: Result, limit: Result | None) -> Result:
+    """The result; or, where the control's is the same, torch's limit."""
+    if limit is None or limit.kind != result.kind or not control.same_text(limit.message, result.message):
+        return result
+    name = control.pick(case.subject).title
+    text = f"{result.message} The control {name} does the same on torch {torch.__version__}. {instance.check.upstream}"
+    return instance.result(Outcome.TORCH_LIMIT, message=text.strip())
 
 
 def judged(instance: Instance, case: Case) -> Result:

@@ -13,7 +13,7 @@ from subclass_testkit import claims, control
 from subclass_testkit.checks import MIXINS
 from subclass_testkit.checks.base import Case, CheckGroup
 from subclass_testkit.claims import Claim
-from subclass_testkit.execution import control_result, execute
+from subclass_testkit.execution import asks_control, control_result, execute, judged, weighed
 from subclass_testkit.instances import Instance, Options, dependencies, expand
 from subclass_testkit.isolation import Worker, WorkerDied, can_fork, warm_up
 from subclass_testkit.outcome import Outcome, Result
@@ -105,12 +105,26 @@ class Run:
             return execute(instance, self.case_of(instance))
         start = time.perf_counter()
         timeout = instance.check.timeout / next(divisor for hangs, divisor in _PATIENCE if self._hangs >= hangs)
-        request = ("run", instance.label)
         try:
-            return self._ask_alone(request, timeout) if own else self._ask(request, timeout)  # type: ignore[no-any-return]
+            if own:
+                return self._run_alone(instance, timeout)
+            return self._ask(("run", instance.label), timeout)  # type: ignore[no-any-return]
         except WorkerDied as death:
             self._hangs += death.kind == "hang"
             return self._death(instance, death, time.perf_counter() - start)
+
+    def _run_alone(self, instance: Instance, timeout: float) -> Result:
+        """Run an instance in a process of its own, and the control in another: what kills the control must not kill the verdict."""
+        start = time.perf_counter()
+        result: Result = self._ask_alone(("judge", instance.label), timeout)
+        if asks_control(result):
+            try:
+                limit = self._ask_alone(("control", instance.label), timeout)
+            except WorkerDied:
+                limit = None
+            result = weighed(instance, self.case_of(instance), result, limit)
+        result.seconds = time.perf_counter() - start
+        return result
 
     def _death(self, instance: Instance, death: WorkerDied, seconds: float) -> Result:
         """The result of an instance that killed its process: torch's limit if the control dies too."""
@@ -188,7 +202,8 @@ class Run:
             return None
         instance = self._known[request[1]]
         case = self.case_of(instance)
-        return execute(instance, case) if kind == "run" else control_result(instance, case)
+        action = {"run": execute, "judge": judged, "control": control_result}[kind]
+        return action(instance, case)
 
     def case_of(self, instance: Instance) -> Case:
         return self.case(instance.variant, instance.dtype, instance.shape)

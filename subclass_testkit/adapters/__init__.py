@@ -14,6 +14,7 @@ __all__ = ["bundled", "find"]
 
 # top-level package of the class -> the module of this package that has its recipes
 ADAPTERS: dict[str, str] = {
+    "reference_impls": "reference",
     "torch": "torch_core",
     "torchao": "torchao",
     "optimum": "quanto",

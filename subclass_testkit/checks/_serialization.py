@@ -151,11 +151,13 @@ class SerializationChecks(CheckGroup):
     )
     def test_identity_in_a_checkpoint(self) -> None:
         """A tensor that is twice in a checkpoint is one tensor again after loading; others in it stay what they are."""
-        script = self.script()
-        script.run(_SAVE.format(what="{'a': w, 'b': w, 'c': [hp]}") + "\nv = torch.load(f, weights_only=False)")
+        script = self.script(source=self.hp(seed=3))
+        script.run(f"other = (lambda hp: {self.subject.make_text})(source)")
+        script.run(_SAVE.format(what="{'a': w, 'b': w, 'c': [hp, other]}") + "\nv = torch.load(f, weights_only=False)")
         script.expect("v['a'] is v['b']", "saved twice in one file, it is loaded as two tensors.", kind="identity")
         script.equal("v['a']", "w", label="loaded from a dict, it")
         script.equal("v['c'][0]", "hp", label="a plain tensor beside it")
+        script.equal("v['c'][1]", "other", label="another one beside it")
 
     @check(
         needs=("serialization",),
@@ -254,8 +256,11 @@ class SerializationChecks(CheckGroup):
                 "context = torch.multiprocessing.get_context('fork')\nq, r = context.SimpleQueue(), context.SimpleQueue()"
             )
             script.run(
-                "p = context.Process(target=lambda: r.put(plain(q.get()).clone()))\np.start()\nq.put(w)\ngot = r.get()\np.join()"
+                "work = lambda: r.put(plain(q.get()).double().tolist())\np = context.Process(target=work)\np.start()\nq.put(w)"
             )
+            script.run("p.join(20)")
+            script.expect("not r.empty()", "the process that was to receive it by a queue has died.", kind="died")
+            script.run("got = torch.tensor(r.get(), dtype=torch.float64).to(d.dtype)")
         else:
             script.run(
                 "got = next(iter(torch.utils.data.DataLoader([w], batch_size=None, num_workers=1, multiprocessing_context='fork')))"
@@ -265,7 +270,7 @@ class SerializationChecks(CheckGroup):
     @over(
         ("dlpack", "torch.from_dlpack(w)"),
         ("dlpack capsule", "torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(w))"),
-        ("buffer", "torch.frombuffer(bytearray(w.numpy().tobytes()), dtype=w.dtype).view(w.shape)"),
+        ("from_numpy", "torch.from_numpy(w.numpy())"),
     )
     @check(
         needs=("wrapper",),
@@ -312,6 +317,11 @@ class SerializationChecks(CheckGroup):
         script = self._safetensors()
         if any(hasattr(t, "__tensor_flatten__") for t in vars(script["w"]).values()):
             raise CheckSkipped("inner tensors are wrappers themselves")
+        for dtype in {t.dtype for t in oracle.inner_tensors(script["w"]).values()}:
+            try:
+                script["safetensors"].torch.load(script["safetensors"].torch.save({"t": torch.empty(1, dtype=dtype)}))
+            except Exception as error:
+                raise CheckSkipped(f"safetensors can't hold a plain {dtype} tensor: {oracle.describe(error)}") from error
         script.run(
             "names, ctx = w.__tensor_flatten__()\nb = safetensors.torch.save({n: getattr(w, n).contiguous() for n in names})"
         )
@@ -344,7 +354,12 @@ class SerializationChecks(CheckGroup):
             script.ns["path"] = path
             script.note("path = tempfile.mkdtemp()")
             script.run(
-                "dcp.save({'w': w}, checkpoint_id=path, no_dist=True)\nstate = {'w': v}\ndcp.load(state, checkpoint_id=path, no_dist=True)"
+                _SAVE.format(what="w") + "\nnames = torch.serialization.get_unsafe_globals_in_checkpoint(f)\nimport pkgutil"
+            )
+            script.run(
+                "dcp.save({'w': w}, checkpoint_id=path, no_dist=True)\nstate = {'w': v}\n"
+                "with torch.serialization.safe_globals([pkgutil.resolve_name(n) for n in names]):\n"
+                "    dcp.load(state, checkpoint_id=path, no_dist=True)"
             )
             script.equal("state['w']", "w", label="saved and loaded by torch.distributed.checkpoint, it")
 

@@ -16,6 +16,7 @@ from subclass_testkit.checks.base import CheckGroup
 from subclass_testkit.outcome import CheckFailed, CheckSkipped, Finding, Refused
 from subclass_testkit.script import Script, execute
 
+_ACCIDENTS = ("AttributeError", "IndexError", "KeyError", "NameError", "UnboundLocalError", "TypeError", "ZeroDivisionError")
 _OPERANDS = ("w", "v", "x", "b", "g", "source", "other")
 
 
@@ -71,10 +72,22 @@ class TracedGroup(CheckGroup):
             claimed = refusal.odd and "compile" in self.case.found
             unsupported = _graph_break(refusal.__cause__) if claimed else None
             if unsupported is None:
-                raise
+                raise self._retold(refusal, label) from refusal.__cause__
             text = f"{label} works in eager, and breaks the graph under fullgraph=True: {unsupported}"
             likely = "code that dynamo can't trace (reading a value, a C function, a disabled frame) on the way."
             raise CheckFailed(Finding("graph-break", text, likely, refusal.reproduction)) from refusal
+
+    def _retold(self, refusal: Refused, label: str) -> Exception:
+        """A refusal with the error that dynamo met on fake tensors, which it keeps as text only; a failure if that was an accident."""
+        met = re.search(r"\bgot (\w+)\((['\"].*?['\"])?\)\s*$", str(refusal.__cause__), re.MULTILINE)
+        if not refusal.odd or met is None:
+            return refusal
+        kind, text = f"raised:{met[1]}", f"{label} works in eager, and under torch.compile raises {met[1]}: {met[2] or ''}"
+        if met[1] in _ACCIDENTS:
+            return CheckFailed(
+                Finding(kind, text, "a handler meets fake tensors (no values, symbolic sizes).", refusal.reproduction)
+            )
+        return Refused(text, kind=kind, odd=True, reproduction=refusal.reproduction)
 
     def same(
         self, script: Script, label: str, *, how: str = "compiled", bound: Any = None, strides: bool = False, likely: str = ""
@@ -106,7 +119,7 @@ def same_context(a: Any, b: Any) -> bool:
         equal = bool(first[0] == second[0] and first[1] == second[1])
     except Exception:
         return True
-    comparable = type(first[1]).__eq__ is not object.__eq__ or first[0] != second[0]
+    comparable = any("__eq__" in vars(k) for k in type(first[1]).__mro__[:-1]) or first[0] != second[0]
     return equal or not comparable
 
 

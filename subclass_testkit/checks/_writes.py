@@ -43,6 +43,10 @@ class WriteChecks(CheckGroup):
         """The text that makes a subject from the plain tensor called ``name``."""
         return re.sub(r"\bhp\b", name, self.subject.make_text)
 
+    def second(self, seed: int = 3) -> str:
+        """The text of a second plain weight, whose rows have other magnitudes than the first one's: with equal ones, lost scales don't show."""
+        return f"({self.hp(seed=seed)}).flip({-2 if len(self.shape) > 1 else 0}) * 0.6"
+
     def matrix(self) -> None:
         """Skip where the case is no matrix: a linear layer's weight is one."""
         self.need_shape(len(self.shape) == 2, "the weight of a linear layer is a matrix")
@@ -69,9 +73,15 @@ class WriteChecks(CheckGroup):
             largest = torch.maximum(largest, half)
             norm = max(norm, float(error.norm()))
         eps = torch.finfo(wanted.dtype).eps if wanted.dtype.is_floating_point else 0.0
-        arithmetic = (oracle.widen(before).abs() + oracle.widen(wanted).abs()) * eps * (2 + writes)  # 4 + 2 * writes roundings, each by half an ulp
+        arithmetic = (
+            (oracle.widen(before).abs() + oracle.widen(wanted).abs()) * eps * (2 + writes)
+        )  # 4 + 2 * writes roundings, each by half an ulp
         at_random = 2 if self.case.facts.get("random_writes") or self.subject.stochastic else 1
-        return Rounding(largest * writes * at_random + arithmetic, norm * writes * _NORM_FACTOR + float(arithmetic.norm()), float(largest.max()))
+        return Rounding(
+            largest * writes * at_random + arithmetic,
+            norm * writes * _NORM_FACTOR + float(arithmetic.norm()),
+            float(largest.max()),
+        )
 
     @staticmethod
     def _ripple(t: torch.Tensor) -> torch.Tensor:
@@ -177,9 +187,13 @@ def _explain(
     if frozen:
         likely = f"only the scale was rewritten: the codes ({frozen}) are what they were."
         return Finding("codes-unchanged", found.message, likely)
-    g, slack = oracle.widen(got), 1.5 * bound
-    for kind, guess, likely in _guesses(oracle.widen(before.values), oracle.widen(wanted)):
-        if bool(((g - guess).abs() <= slack).all()):
+    g, w, b = oracle.widen(got), oracle.widen(wanted), oracle.widen(before.values)
+    if not b.dim() or not b.numel() or b.shape != w.shape:
+        return found
+    wrong = (g - w).abs() > bound
+    for kind, guess, slack, likely in _guesses(b, w):
+        explains = bool(((guess - w).abs() > bound / 2)[wrong].all()) or kind == "old-step"
+        if explains and bool(((g - guess).abs() <= bound * slack).all()):
             return Finding(kind, found.message, likely)
     found.likely = _inner_story(before.snapshot, now)
     return found
@@ -191,28 +205,37 @@ def _no_op_story(label: str) -> str:
     return "the operation ran on a dequantized copy, and its result was never written back into the inner tensors."
 
 
-def _guesses(b: torch.Tensor, w: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, str]]:
-    """Known faults: kind, the values that it gives, and the sentence."""
-    if not b.dim() or not b.numel():
-        return
+def _guesses(b: torch.Tensor, w: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, torch.Tensor, str]]:
+    """Known faults: kind, the values that it gives, how many times the bound they are uncertain, and the sentence."""
     tiny = torch.finfo(torch.float64).tiny
+    one = torch.ones(1, dtype=torch.float64)
     for where, dims in (("row", (-1,)), ("tensor", tuple(range(b.dim())))):
         old, new = b.abs().amax(dims, keepdim=True), w.abs().amax(dims, keepdim=True)
-        yield (
-            "clipped",
-            w.clamp(-old, old),
-            f"values are clipped to the range that each {where} had before: the scale isn't refreshed.",
-        )
+        coarser = (old / new.clamp(min=tiny)).clamp(min=1)  # an old, larger scale has larger steps
+        limits = f"values are clipped to the range that each {where} had before"
+        yield "clipped", w.clamp(-old, old), coarser, f"{limits}: the scale isn't refreshed."
         lo, hi = b.amin(dims, keepdim=True), b.amax(dims, keepdim=True)
+        yield "clipped", w.clamp(lo, hi), coarser, f"{limits}: scale and zero point aren't refreshed."
         yield (
-            "clipped",
-            w.clamp(lo, hi),
-            f"values are clipped to the range that each {where} had before: scale and zero point aren't refreshed.",
+            "stale-scale",
+            w * (old / new.clamp(min=tiny)),
+            coarser,
+            f"the new codes are read with the old scale of each {where}.",
         )
-        yield "stale-scale", w * (old / new.clamp(min=tiny)), f"the new codes are read with the old scale of each {where}."
-        yield "codes-unchanged", b * (new / old.clamp(min=tiny)), f"the old codes are read with the new scale of each {where}."
-    yield "direction", 2 * b - w, "the step was made in the opposite direction."
-    yield "twice", 2 * w - b, "the step was made twice."
+        yield (
+            "codes-unchanged",
+            b * (new / old.clamp(min=tiny)),
+            one,
+            f"the old codes are read with the new scale of each {where}.",
+        )
+        yield (
+            "old-step",
+            w,
+            coarser,
+            f"values are rounded to the steps of the larger scale that each {where} had before: it isn't refreshed.",
+        )
+    yield "direction", 2 * b - w, one, "the step was made in the opposite direction."
+    yield "twice", 2 * w - b, one, "the step was made twice."
 
 
 def _unchanged_codes(before: oracle.Snapshot, now: torch.Tensor) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -140,6 +141,7 @@ class CheckGroup:
         requantized: bool = False,
         suspects: dict[str, str] | None = None,
         likely: str = "",
+        operands: Mapping[str, str] | None = None,
         **texts: str,
     ) -> Any:
         """Run ``operation`` on the subclass and on its plain values; the two must agree.
@@ -157,18 +159,20 @@ class CheckGroup:
             requantized: a result of the class may be that of a quantization of the right values (arithmetic; not views and copies).
             suspects: what a wrong result may be: sentence -> operation on plain values that gives it
                 (``{"the result without bias": "F.linear(x, w)"}``); the first that fits becomes the diagnosis.
+            operands: as ``texts``, as a mapping.
             texts: further inputs by name, as source text (``x=self.x()``, or ``o=self.other()`` for one of the class).
 
         Returns:
             What the operation returned on the subclass.
         """
+        texts = {**(operands or {}), **texts}
         script = self.script(hp, **texts)
         if setup:
             script.run(setup)
         operation = textwrap.dedent(operation).strip("\n")
         want = self._oracle(script, operation)
-        operands = {name: script[name] for name in ("w", *texts) if isinstance(script[name], torch.Tensor)}
-        before = {} if mutates else {name: oracle.Snapshot.of(t) for name, t in operands.items()}
+        tensors = {name: script[name] for name in ("w", *texts) if isinstance(script[name], torch.Tensor)}
+        before = {} if mutates else {name: oracle.Snapshot.of(t) for name, t in tensors.items()}
         call_got, call_want = self._calls(script, operation)
         try:
             got = execute(_function(operation, script) + f"\n{call_got}" if "\n" in operation else operation, script.ns)
@@ -206,7 +210,7 @@ class CheckGroup:
             found.reproduction = script.text(assertion(found, call_got + item, call_want + item, worst))
             raise CheckFailed(found)
         for name, snapshot in before.items():
-            change = snapshot.changes(operands[name])
+            change = snapshot.changes(tensors[name])
             if change:
                 script.note(call_got)
                 raise CheckFailed(

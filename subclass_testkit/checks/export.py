@@ -34,7 +34,9 @@ class ExportTests(TracedGroup):
             return script
         return self.module(renamed(self.subject.to_plain_text, "t", f"({self.linear(w='self.w')})"))
 
-    def export(self, script: Script, mode: str = "non-strict", *, args: str = "(x,)", more: str = "", label: str = "the module") -> None:
+    def export(
+        self, script: Script, mode: str = "non-strict", *, args: str = "(x,)", more: str = "", label: str = "the module"
+    ) -> None:
         """Run torch.export.export into ``ep``."""
         self.traced(script, f"ep = torch.export.export(m, {args}, strict={mode == 'strict'}{more})", f"exporting {label}")
 
@@ -49,7 +51,7 @@ class ExportTests(TracedGroup):
 
     @over(*[(f"{mode}: {holder}", mode, holder) for mode in _MODES for holder in _HOLDERS])
     @check(tier="standard", needs=("export",), requires=("export",), axes="one", why=_WHY, fix=_FIX, upstream="pytorch#129682")
-    def test_linear_module(self, _: str, mode: str, holder: str) -> None:
+    def test_linear_module(self, case: str, mode: str, holder: str) -> None:
         """A module with the subclass as its weight exports, and the program gives the module's output."""
         self.matrix()
         script = self.module(holder=holder)
@@ -65,7 +67,14 @@ class ExportTests(TracedGroup):
         self.compare(script, "ep.module()(x)", "the exported linear with bias", "F.linear(x, w, x.new_ones(w.shape[0]))")
 
     @over(*_MODES)
-    @check(tier="standard", needs=("export",), axes="one", why="functions that take the weight as an argument (functional_call, adapters) are exported too", fix=_FIX, upstream="pytorch#153387")
+    @check(
+        tier="standard",
+        needs=("export",),
+        axes="one",
+        why="functions that take the weight as an argument (functional_call, adapters) are exported too",
+        fix=_FIX,
+        upstream="pytorch#153387",
+    )
     def test_subclass_as_input(self, mode: str) -> None:
         """A module that takes the subclass as an input exports, and the program gives the right output for another instance."""
         self.matrix()
@@ -76,7 +85,13 @@ class ExportTests(TracedGroup):
         self.export(script, mode, args="(x, w)", label="a module that takes the tensor as an input")
         self.compare(script, "ep.module()(x, v)", "the exported function for another weight", "F.linear(x, v)")
 
-    @over("to_plain", "F.linear(x, self.w[8:16])", "x @ self.w.t()", "F.embedding(torch.tensor([3, 1, 3]), self.w)", "F.linear(x[:, 8:16], self.w[:, 8:16])")
+    @over(
+        "to_plain",
+        "F.linear(x, self.w[8:16])",
+        "x @ self.w.t()",
+        "F.embedding(torch.tensor([3, 1, 3]), self.w)",
+        "F.linear(x[:, 8:16], self.w[:, 8:16])",
+    )
     @check(tier="standard", needs=("export",), axes="one", why=_WHY, fix=_FIX)
     def test_operation_inside(self, text: str) -> None:
         """Slices, matmul, embedding and reading the values inside an exported module give what eager gives."""
@@ -88,18 +103,33 @@ class ExportTests(TracedGroup):
         self.compare(script, "ep.module()(x)", f"the exported {code}", formula)
 
     @over(*_MODES)
-    @check(tier="standard", needs=("export",), axes="one", why="served batches vary in size", fix="don't specialize on sizes: no int(size), no python branch on the batch")
+    @check(
+        tier="standard",
+        needs=("export",),
+        axes="one",
+        why="served batches vary in size",
+        fix="don't specialize on sizes: no int(size), no python branch on the batch",
+    )
     def test_dynamic_batch(self, mode: str) -> None:
         """A program exported with a dynamic batch gives the right output for another batch size."""
         self.matrix()
         script = self.module()
-        self.export(script, mode, more=", dynamic_shapes=({0: torch.export.Dim('batch', min=2, max=64)},)", label="a dynamic batch")
+        self.export(
+            script, mode, more=", dynamic_shapes=({0: torch.export.Dim('batch', min=2, max=64)},)", label="a dynamic batch"
+        )
         for n in (9, 2):
             script.run(f"x = {self.x(n)}")
             self.eager(script, "want = m(x)")
             self.compare(script, "ep.module()(x)", f"the exported linear for a batch of {n}")
 
-    @check(tier="standard", needs=("export",), axes="one", why="every backend decomposes the program before it compiles it", fix="let handlers run under functionalization: views through return_and_correct_aliasing, custom ops functional", upstream="pytorch#129682")
+    @check(
+        tier="standard",
+        needs=("export",),
+        axes="one",
+        why="every backend decomposes the program before it compiles it",
+        fix="let handlers run under functionalization: views through return_and_correct_aliasing, custom ops functional",
+        upstream="pytorch#129682",
+    )
     def test_decompositions(self) -> None:
         """The program still gives the module's output after run_decompositions."""
         self.matrix()
@@ -108,12 +138,23 @@ class ExportTests(TracedGroup):
         self.traced(script, "ep = ep.run_decompositions()", "run_decompositions")
         self.compare(script, "ep.module()(x)", "the decomposed program")
 
-    @check(tier="standard", needs=("export", "serialization"), axes="one", why="an exported program is saved by one process and run by another", fix="decompose to plain tensors at export, or make the class loadable with weights_only (torch.serialization.add_safe_globals)", upstream="pytorch#153387")
+    @check(
+        tier="standard",
+        needs=("export", "serialization"),
+        axes="one",
+        why="an exported program is saved by one process and run by another",
+        fix="decompose to plain tensors at export, or make the class loadable with weights_only (torch.serialization.add_safe_globals)",
+        upstream="pytorch#153387",
+    )
     def test_save_and_load(self) -> None:
         """The program gives the module's output after torch.export.save and load."""
         self.matrix()
         script = self.plain_module()
         self.export(script)
         self.traced(script, "ep = ep.run_decompositions()", "run_decompositions")
-        self.traced(script, "f = io.BytesIO()\ntorch.export.save(ep, f)\n_ = f.seek(0)\nep = torch.export.load(f)", "saving and loading the program")
+        self.traced(
+            script,
+            "f = io.BytesIO()\ntorch.export.save(ep, f)\n_ = f.seek(0)\nep = torch.export.load(f)",
+            "saving and loading the program",
+        )
         self.compare(script, "ep.module()(x)", "the loaded program")

@@ -83,7 +83,7 @@ class OptimizerTests(WriteChecks):
     def _update(self, operation: str) -> None:
         """One in-place operation on w, judged by the same one on its plain values."""
         h = f"({inputs.activation(self.shape, self.dtype, 5)}).abs() + 0.5"
-        s = self.script(g=inputs.weight(self.shape, self.dtype, 11), h=h)
+        s = self.script(g=self.second(11), h=h)
         on_plain = re.sub(r"\bw\b", "q", operation)
         s.run(f"q = plain(w).clone()\nwith torch.no_grad():\n    _ = {on_plain}")
         before = self.watch(s, "w")
@@ -120,7 +120,7 @@ class OptimizerTests(WriteChecks):
     def test_foreach_update_of_a_mixed_list(self, operation: str) -> None:
         """A _foreach_ operation on a list of subclass and plain tensors updates every one of them, or refuses before the first."""
         self.writes_to_plain()
-        s = self.script(g=inputs.weight(self.shape, self.dtype, 11))
+        s = self.script(g=self.second(11))
         s.run("q, r, r2 = plain(w).clone(), g * 2, g * 3\nq_r, q_r2 = r.clone(), r2.clone()")
         s.run(
             f"with torch.no_grad():\n    _ = {operation.format('q').replace('r2', 'q_r2').replace('[r,', '[q_r,').replace(' r]', ' q_r]')}"
@@ -588,7 +588,7 @@ class OptimizerTests(WriteChecks):
     @check(needs=("optimizer_state",), why="the update reads the state in these ways", fix="dequantize in arithmetic")
     def test_state_arithmetic(self, expression: str) -> None:
         """Arithmetic on a state is that of its values, or is refused."""
-        s = self.script(g=inputs.weight(self.shape, self.dtype, 11))
+        s = self.script(g=self.second(11))
         s.run(f"got = {expression}")
         s.run("want = " + re.sub(r"\bw\b", "d", expression))
         # A state may keep more digits than its outer dtype, which to_plain rounds to.
@@ -603,7 +603,7 @@ class OptimizerTests(WriteChecks):
     )
     def test_state_keeps_a_moving_average(self) -> None:
         """A moving average kept in the state, from zero on, stays within its rounding at each step."""
-        s = self.script(g=inputs.weight(self.shape, self.dtype, 11))
+        s = self.script(g=self.second(11))
         s.run("m = " + self.made("torch.zeros_like(hp)"))
         s.equal("m", "torch.zeros_like(hp)", label="a state of zeros")
         for i in range(4):
@@ -616,7 +616,8 @@ class OptimizerTests(WriteChecks):
     @check(needs=("optimizer_state",), axes="one", why="code swaps the class into torch's own optimizers", fix=_FIX_LIST)
     def test_state_in_torch_adam(self, name: str, arguments: str) -> None:
         """As exp_avg of torch's own Adam it gives the step that its values give, or the step is refused with the parameter unchanged."""
-        s = self.script(g=inputs.weight(self.shape, self.dtype, 11))
+        self.writes_to_plain()
+        s = self.script(g=self.second(11))
         s.run(
             f"p, q = nn.Parameter(hp.clone()), nn.Parameter(hp.clone())\nopt, dense = (torch.optim.Adam([t], lr=0.5, eps=1e-3, {arguments}) for t in (p, q))\np.grad, q.grad = g.clone(), g.clone()"
         )
@@ -642,7 +643,7 @@ class OptimizerTests(WriteChecks):
             "p = nn.Parameter(hp.clone()); opt = torch.optim.SGD([p], lr=0.1, momentum=0.9)\nopt.state[p]['momentum_buffer'] = w"
         )
         s.run(
-            "new = torch.optim.SGD([p], lr=0.1, momentum=0.9); new.load_state_dict(opt.state_dict())\nv = new.state[p]['momentum_buffer']"
+            "new = torch.optim.SGD([p], lr=0.1, momentum=0.9); new.load_state_dict(copy.deepcopy(opt.state_dict()))\nv = new.state[p]['momentum_buffer']"
         )
         s.expect("type(v) is type(w)", "the loaded state is a {type(v).__name__}.", kind="class")
         s.equal("v", "w", label="the loaded state")
