@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 # half a step of max|block| / 127, and the rounding of the values to the outer dtype
 _HALF_STEP = "hp.double().abs(){} * (0.5 / 127 + torch.finfo(d.dtype).eps) + torch.finfo(d.dtype).tiny"
 
+_CLAIMS = frozenset({"inference", "training", "compile", "export", "serialization", "devices", "serving"})
+
 RECIPES: tuple[Recipe, ...] = (
     Recipe(
         paths=("reference_impls.Int8Tensor", "reference_impls.int8.Int8Tensor"),
@@ -20,10 +22,14 @@ RECIPES: tuple[Recipe, ...] = (
         to_plain="t.dequantize()",
         imports="from reference_impls import Int8Tensor",
         ndim=(2, 3),
-        claims=frozenset({"inference", "training", "compile", "export", "serialization", "devices", "serving"}),
+        claims=_CLAIMS,
         max_error=_HALF_STEP.format(".amax(-1, keepdim=True)"),
         variants={
-            "tensor": {"make": "Int8Tensor.from_hp(hp, 'tensor')", "max_error": _HALF_STEP.format(".amax()")},
+            "tensor": {
+                "make": "Int8Tensor.from_hp(hp, 'tensor')",
+                "max_error": _HALF_STEP.format(".amax()"),
+                "claims": _CLAIMS - {"serving"},  # a shard can't have a scale of its own
+            },
             "group16": {
                 "make": "Int8Tensor.from_hp(hp, 16)",
                 "multiples_of": (1, 16),

@@ -104,11 +104,11 @@ class FlattenChecks(CheckGroup):
         requires=("compile",),
         axes="variant",
         depends=_RECOGNISED,
-        why="fake tensors are made by unflattening fake inner tensors; one with a device or memory of its own breaks compile",
-        fix="derive device and memory of the result from the inner tensors that __tensor_unflatten__ is given",
+        why="fake tensors are made by unflattening fake inner tensors; one that keeps memory of its own breaks compile",
+        fix="build the result from the inner tensors that __tensor_unflatten__ is given, and from nothing else",
     )
     def test_rebuild_from_other_inner_tensors(self) -> None:
-        """Unflatten uses the inner tensors that it is given: copies give an independent equal tensor, meta ones a meta tensor."""
+        """Unflatten uses the inner tensors that it is given: copies give an equal tensor that shares nothing with the original."""
         script = self.script(other=self.hp(seed=3))
         script.run("names, ctx = w.__tensor_flatten__()\nparts = {n: getattr(w, n) for n in names}")
         tensors = [n for n in script["names"] if isinstance(script["parts"][n], torch.Tensor)]
@@ -118,6 +118,20 @@ class FlattenChecks(CheckGroup):
         _kept.expect_kept(script, "r", "w", label="w, rebuilt from copies of its inner tensors,")
         script.ns["independent"] = script.subject.build(script["other"])
         _kept.expect_independent(script, "r", "w", "independent", "w, rebuilt from copies of its inner tensors,")
+
+    @check(
+        level="should",
+        needs=("wrapper",),
+        axes="variant",
+        depends=_RECOGNISED,
+        why="meta and fake tensors, and loading with map_location, are made by unflattening inner tensors of another device",
+        fix="derive the device of the result from the inner tensors, not from the context",
+    )
+    def test_rebuild_on_another_device(self) -> None:
+        """Unflatten of meta inner tensors gives a meta tensor of the same shape and dtype."""
+        script = self.script()
+        script.run("names, ctx = w.__tensor_flatten__()\nparts = {n: getattr(w, n) for n in names}")
+        tensors = [n for n in script["names"] if isinstance(script["parts"][n], torch.Tensor)]
         script.run(
             f"meta = {{**parts, **{{n: parts[n].to('meta') for n in {tensors!r}}}}}\nm = type(w).__tensor_unflatten__(meta, ctx, w.size(), w.stride())"
         )

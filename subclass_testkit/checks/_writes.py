@@ -41,13 +41,13 @@ class WriteChecks(CheckGroup):
 
     def made(self, name: str) -> str:
         """The text that makes a subject from the plain tensor called ``name``."""
-        return re.sub(r"\bhp\b", name, self.subject.make_text)
+        return re.sub(r"\bhp\b(?!\s*=[^=])", lambda _: name, self.subject.make_text)
 
     def second(self, seed: int = 3) -> str:
         """The text of a second plain weight, whose rows have other magnitudes than the first one's: with equal ones, lost scales don't show."""
         return f"({self.hp(seed=seed)}).flip({-2 if len(self.shape) > 1 else 0}) * 0.6"
 
-    def matrix(self) -> None:
+    def only_matrices(self) -> None:
         """Skip where the case is no matrix: a linear layer's weight is one."""
         self.need_shape(len(self.shape) == 2, "the weight of a linear layer is a matrix")
 

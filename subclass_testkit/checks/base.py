@@ -328,7 +328,9 @@ class CheckGroup:
             return 0.0
         if not self.stochastic():
             return self._quantization_error(script, want, want.shape)
-        return 2 * (self._quantization_error(script, want, want.shape) + self._quantization_error(script, script["hp"], want.shape))
+        return 2 * (
+            self._quantization_error(script, want, want.shape) + self._quantization_error(script, script["hp"], want.shape)
+        )
 
     def stochastic(self) -> bool:
         """Whether writes round stochastically: declared, or two equal ones under different seeds give different values."""

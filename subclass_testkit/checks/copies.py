@@ -159,7 +159,10 @@ class CopyTests(SerializationChecks):
         """deepcopy of a Parameter copies its .grad, which is then independent; or leaves it out, as that of a plain Parameter does."""
         self.need_shape(len(self.shape) == 2, "a linear")
         script = self.script(x=self.x())
-        script.run(f"p = nn.Parameter(w)\n{self.linear(w='p')}.sum().backward()")
+        try:
+            script.run(f"p = nn.Parameter(w)\n{self.linear(w='p')}.sum().backward()")
+        except CheckFailed as failure:
+            raise CheckSkipped(f"backward fails by itself: {failure}") from failure
         if script["p"].grad is None:
             raise CheckSkipped("a linear gives it no gradient")
         script.run("v = copy.deepcopy(p)")
@@ -180,6 +183,8 @@ class CopyTests(SerializationChecks):
         """An attribute that a user has set on the tensor is on its copy too."""
         script = self.script()
         _kept.need_pickle(script, expression)
+        if type(script["w"]) is torch.nn.Parameter:
+            raise CheckSkipped("torch's own Parameter.__deepcopy__ drops attributes")
         script.run("w.note = ['mine']")
         script.run(f"v = {expression}")
         script.expect("getattr(v, 'note', None) == ['mine']", f"{expression} lost the attribute `note`.", kind="attribute")
@@ -334,7 +339,11 @@ class CopyTests(SerializationChecks):
         """plain.copy_(w) gives the plain tensor the values of w, in its own dtype; broadcast too."""
         script = self.script()
         script.run(f"p = {_DESTINATIONS[kind]}\nwith torch.no_grad():\n    _ = p.copy_(w)")
-        script.equal("p", "d.to(p.dtype).expand_as(p)", label=f"after p.copy_(w), p ({kind})")
+        # a quantized tensor may be dequantized straight into the destination's dtype, without the rounding to its own
+        coarser = max(torch.finfo(self.dtype).eps, torch.finfo(script["p"].dtype).eps)
+        want = script["d"].to(script["p"].dtype).expand_as(script["p"])
+        bound = want.double().abs() * coarser if "quantized" in self.case.found else None
+        script.equal("p", "d.to(p.dtype).expand_as(p)", bound=bound, label=f"after p.copy_(w), p ({kind})")
 
     @over(*_WRONG_SHAPES)
     @check(

@@ -41,20 +41,22 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         return [name for name in self.kernels if name.split("::")[0] not in ("aten", "prim", "prims")]
 
 
+def watched(script: Script, call: str) -> _Watch:
+    """Run ``call``, and note what it calls."""
+    watch = _Watch()
+    try:
+        with watch:
+            execute(call, script.ns)
+    except Exception as error:
+        script.note(call)
+        script.blame(error, call)
+    return watch
+
+
 class KernelTests(CheckGroup):
     """Which kernel ran."""
 
     group = "kernels"
-
-    def watched(self, script: Script, call: str) -> _Watch:
-        watch = _Watch()
-        try:
-            with watch:
-                execute(call, script.ns)
-        except Exception as error:
-            script.note(call)
-            script.blame(error, call)
-        return watch
 
     @over(
         ("bias by keyword", "F.linear(x, w, bias=b)"),
@@ -76,9 +78,9 @@ class KernelTests(CheckGroup):
             raise CheckSkipped("the subject has its own linear")
         script = self.script(x=self.x(), b=self.bias())
         script.run(f"m = nn.Linear({self.in_features}, {self.out_features})")
-        usual = self.watched(script, "F.linear(x, w, b)")
+        usual = watched(script, "F.linear(x, w, b)")
         try:
-            other = self.watched(script, call)
+            other = watched(script, call)
         except CheckFailed as failure:
             raise CheckSkipped(f"fails, which equivalence checks report: {failure}") from None
         except Refused as refusal:
@@ -101,7 +103,7 @@ class KernelTests(CheckGroup):
         """A linear that calls a custom kernel creates no floating tensor of the weight's size beside it."""
         self.need_shape(len(self.shape) == 2, "the check needs a matrix")
         script = self.script(x=self.x(3))
-        watch = self.watched(script, self.linear())
+        watch = watched(script, self.linear())
         if not watch.custom:
             raise CheckSkipped("linear calls no kernel of its own, so nothing says that it doesn't expand the weight")
         numel = script["w"].numel()

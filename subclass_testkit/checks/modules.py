@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from subclass_testkit import inputs, oracle
+from subclass_testkit import oracle
 from subclass_testkit.check import check, over
-from subclass_testkit.checks._writes import Watched, WriteChecks
+from subclass_testkit.checks._parts import with_checks_of_its_parts
+from subclass_testkit.checks._serving import ServingChecks
+from subclass_testkit.checks._writes import Watched
 from subclass_testkit.outcome import CheckSkipped, Refused
 from subclass_testkit.script import Script
 
@@ -30,56 +34,11 @@ _OPTIONS = {
 }
 
 
-class ModuleTests(WriteChecks):
+@with_checks_of_its_parts
+class ModuleTests(ServingChecks):
     """Modules, state dicts, parameters."""
 
     group = "modules"
-
-    # --- what the checks share
-
-    def module(self, name: str = "m", weight: str = "nn.Parameter(w, requires_grad=False)") -> str:
-        """The lines of a linear layer with the subject as its weight."""
-        n, k = self.shape
-        dtype = "" if self.dtype is torch.float32 else f", dtype={self.dtype}"
-        return f"{name} = nn.Linear({k}, {n}{dtype}); {name}.weight = {weight}"
-
-    def layer(self, **texts: str) -> Script:
-        """A script with ``m``, a linear layer whose weight is the subject."""
-        self.matrix()
-        s = self.script(**texts)
-        s.run(self.module())
-        return s
-
-    def other(self, s: Script) -> None:
-        """Make ``v``, a second subject with other values, and ``source``, its plain values."""
-        s.run(f"hp2 = {self.second()}\nv = {self.made('hp2')}\nsource = plain(v).clone()")
-
-    def nn_linear(self) -> None:
-        """Skip where nn.Linear can't be what uses the weight."""
-        self.matrix()
-        if self.subject.linear is not None:
-            raise CheckSkipped("the subject has a linear of its own: nn.Linear isn't it")
-
-    def forward(self, s: Script, module: str, label: str) -> None:
-        """The module's forward is the linear with the values that its weight shows (where the class does linears)."""
-        if "inference" not in self.case.found or self.subject.linear is not None or self.case.activation_bits:
-            return
-        s.ns["x"] = s.value(self.x(), extend=False)
-        if self._linear_error(s, "F.linear(x, w)", "F.linear(x, plain(w))", "w") is not None:
-            return  # the class's linear is wrong by itself: the equivalence checks report that
-        found = self._linear_error(s, f"{module}(x)", f"F.linear(x, plain({module}.weight), {module}.bias)", f"{module}.weight")
-        if found is not None:
-            s.note(f"x = {self.x()}")
-            s.equal(
-                f"{module}(x)", f"F.linear(x, plain({module}.weight), {module}.bias)", label=f"the forward {label}", bound=found
-            )
-
-    def _linear_error(self, s: Script, got: str, want: str, weight: str) -> torch.Tensor | None:
-        """The bound, if ``got`` exceeds it; None if the two agree within it."""
-        magnitude = s["x"].double().abs() @ s.value(f"plain({weight})", extend=False).double().abs().t()
-        wanted = s.value(want, extend=False)
-        bound = oracle.multilinear_bound(magnitude + wanted.double().abs(), self.dtype, self.in_features, None)
-        return bound if oracle.compare(s.read(s.value(got, extend=False), got), wanted, bound, got) else None
 
     # --- parameters and buffers
 
@@ -142,7 +101,7 @@ class ModuleTests(WriteChecks):
     def test_load_state_dict(self, name: str, source: str, target: str, mode: str) -> None:
         """load_state_dict really loads: afterwards the values equal the saved ones, class and Parameter are as promised; or it refuses, with nothing changed."""
         s = self.layer()
-        self.other(s)
+        self.second_subject(s)
         if target == "plain":
             s.run("m.weight = nn.Parameter(torch.zeros_like(hp), False)")
         s.run(f"sd = dict(weight={'v' if source == 'subclass' else 'source'}, bias=m.bias.detach() + 1); old = m.weight")
@@ -153,7 +112,7 @@ class ModuleTests(WriteChecks):
         self._loaded(s, before, source, target, mode, name)
         self.forward(s, "m", "after load_state_dict")
 
-    def _load(self, s: Script, mode: str, before: Watched) -> object:
+    def _load(self, s: Script, mode: str, before: Watched) -> Any:
         load = f"result = m.load_state_dict(sd{_OPTIONS[mode]})"
         if "swap" not in mode:
             return self._load_or_explain(s, load, mode, before)
@@ -164,7 +123,7 @@ class ModuleTests(WriteChecks):
         finally:
             s.run(swap.format(False))
 
-    def _load_or_explain(self, s: Script, load: str, mode: str, before: Watched) -> object:
+    def _load_or_explain(self, s: Script, load: str, mode: str, before: Watched) -> Any:
         """Run the load; torch turns every error into a RuntimeError, so the operation below tells a refusal from an accident."""
         try:
             self.attempt(s, load, before)
@@ -206,7 +165,7 @@ class ModuleTests(WriteChecks):
     @check(why="large models are built on meta and get their weights by assign=True", fix=_FIX_DETACH)
     def test_meta_init_and_assign(self, name: str) -> None:
         """A module built on meta, loaded with assign=True, has the tensor itself: its class, values and device."""
-        self.matrix()
+        self.only_matrices()
         s = self.script()
         n, k = self.shape
         weight = "nn.Parameter(w, False)" if "Parameter" in name else "w"
@@ -260,7 +219,7 @@ class ModuleTests(WriteChecks):
     def test_functional_call(self, name: str, own: str) -> None:
         """functional_call with the tensor computes with it, not with the module's own weight."""
         self.nn_linear()
-        module = self.module(weight=f"nn.Parameter({own.format(made=self.made('hp2'))}, False)")
+        module = self.layer_lines(weight=f"nn.Parameter({own.format(made=self.made('hp2'))}, False)")
         self.agree(
             "torch.func.functional_call(m, dict(weight=w, bias=b), (x,))",
             setup=f"hp2 = {self.second()}\n{module}; _ = m(x)",
@@ -331,7 +290,7 @@ class ModuleTests(WriteChecks):
     def test_parameter_containers(self, name: str, container: str, first: str, second: str) -> None:
         """Parameter containers keep class, values and order, also through state_dict and load_state_dict."""
         s = self.script()
-        self.other(s)
+        self.second_subject(s)
         s.run(f"c = {container}")
         s.expect(
             f"isinstance({first}, type(w)) and isinstance({first}, nn.Parameter)",
@@ -407,7 +366,7 @@ class ModuleTests(WriteChecks):
         s = self.layer()
         s.run(
             "from torch.nn.utils import prune\nmask = (torch.arange(hp.numel()) % 3 > 0).reshape(hp.shape).to(hp.dtype)\n"
-            + self.module("dense", "nn.Parameter(d.clone(), False)")
+            + self.layer_lines("dense", "nn.Parameter(d.clone(), False)")
         )
         s.run(f"torch.manual_seed(0); _ = prune.{call.format('dense')}")
         before = self.watch(s, "w")
@@ -423,8 +382,8 @@ class ModuleTests(WriteChecks):
     def test_tied_weights(self) -> None:
         """A weight that two modules share stays one: counted once, loaded once, and still shared in a deep copy."""
         s = self.layer()
-        self.other(s)
-        s.run(f"{self.module('n', 'm.weight')}; model = nn.ModuleDict(dict(m=m, n=n))")
+        self.second_subject(s)
+        s.run(f"{self.layer_lines('n', 'm.weight')}; model = nn.ModuleDict(dict(m=m, n=n))")
         s.expect(
             "len(list(model.parameters())) == 3",
             "the model with a tied weight has {len(list(model.parameters()))} parameters instead of 3.",
@@ -445,7 +404,7 @@ class ModuleTests(WriteChecks):
     def test_two_parameters_of_one_tensor(self) -> None:
         """Two Parameters made of one tensor share it: what is written through one is seen through the other."""
         s = self.layer()
-        s.run(self.module("n") + f"\nhp2 = {self.second()}\np = m.weight")
+        s.run(self.layer_lines("n") + f"\nhp2 = {self.second()}\np = m.weight")
         before = self.watch(s, "p")
         self.attempt(s, "with torch.no_grad(): _ = m.weight.copy_(hp2)", before)
         self.written(s, before, "hp2", "the written parameter")
@@ -469,7 +428,7 @@ class ModuleTests(WriteChecks):
     def test_averaged_model(self, name: str, argument: str) -> None:
         """AveragedModel holds the average of the weights it was given, up to requantization, in memory of its own; or refuses."""
         s = self.layer()
-        self.other(s)
+        self.second_subject(s)
         s.run(f"ema = torch.optim.swa_utils.AveragedModel(m{argument}); e = ema.module.weight")
         start = self.watch(s, "e")
         self.attempt(s, "ema.update_parameters(m)", start)
@@ -479,182 +438,6 @@ class ModuleTests(WriteChecks):
         self.attempt(s, "ema.update_parameters(m)", before)
         self.written(s, before, "want", f"the {name} after its second update")
         s.equal("w", "d", label="the first model's weight after updates of the average")
-
-    # --- serving
-
-    def _parts(self, dim: int) -> list[tuple[int, int]]:
-        """Two shards of a dimension, as (start, size), of legal sizes."""
-        factors = self.subject.multiples_of
-        unit = factors if isinstance(factors, int) else (1, *factors)[-1 if dim % 2 else -2]
-        size = self.shape[dim]
-        first = max(size // 2 // unit, 1) * unit
-        self.need_shape(first < size, "too small for two shards")
-        return [(0, first), (first, size - first)]
-
-    def _load_shards(self, dim: int, target: str, loaded: str) -> None:
-        """Fill a parameter shard by shard, as vLLM's and SGLang's loaders do; then the whole equals what was loaded."""
-        self.matrix()
-        s = self.script()
-        self.other(s)
-        s.run(f"p = nn.Parameter({'v' if loaded != 'v' else 'w'}, requires_grad=False)")
-        begin = self.watch(s, "p")
-        for start, size in self._parts(dim):
-            before = self.watch(s, "p")
-            part = f"narrow({dim}, {start}, {size})"
-            self.attempt(s, f"with torch.no_grad(): _ = {target}.{part}.copy_({loaded}.{part})", before)
-        self.written(
-            s, begin, f"plain({loaded})", f"the parameter after loading shards of dim {dim} from {_SOURCES[loaded]}", writes=2
-        )
-        s.run("m = nn.Linear(1, 1); m.weight, m.bias = p, nn.Parameter(d[:, 0] * 0)")
-        self.forward(s, "m", "after loading the shards")
-
-    @over(
-        *(
-            (f"{target} from {source}", target, name)
-            for target in ("p", "p.data")
-            for name, source in (("w", "the subclass"), ("hp2", "plain"))
-        )
-    )
-    @check(
-        needs=("serving",),
-        requires=("serving",),
-        why="inference servers load a checkpoint shard by shard into narrowed parameters; a lost or shifted shard gives a wrong model, without an error",
-        fix="let narrow share the inner tensors, and copy_ write data and scales of exactly these rows",
-    )
-    def test_shards_of_rows(self, name: str, target: str, loaded: str) -> None:
-        """narrow(0, start, size) of the parameter and copy_ of the same part of the loaded weight, part by part, give the loaded weight."""
-        self._load_shards(0, target, loaded)
-
-    @over(
-        *(
-            (f"{target} from {source}", target, name)
-            for target in ("p", "p.data")
-            for name, source in (("w", "the subclass"), ("hp2", "plain"))
-        )
-    )
-    @check(
-        needs=("serving",),
-        why="row-parallel layers are sharded along the input dimension",
-        fix="write the columns only where that leaves the scales of the others alone, or refuse",
-    )
-    def test_shards_of_columns(self, name: str, target: str, loaded: str) -> None:
-        """narrow(1, start, size) and copy_, part by part, give the loaded weight, or are refused before a part is changed."""
-        self._load_shards(1, target, loaded)
-
-    @over(("rank 0 of rows", 0, 0), ("rank 1 of rows", 0, 1), ("rank 0 of columns", 1, 0), ("rank 1 of columns", 1, 1))
-    @check(
-        needs=("serving",),
-        why="each rank holds a parameter of its shard's size, and copies its part of the loaded weight into it",
-        fix="let a narrowed weight be a legal source of copy_",
-    )
-    def test_shard_of_a_rank(self, name: str, dim: int, rank: int) -> None:
-        """A rank's own parameter, filled with its narrow of the loaded weight, holds that part of the values, and computes with it."""
-        self.matrix()
-        start, size = self._parts(dim)[rank]
-        s = self.script()
-        part = f"narrow({dim}, {start}, {size})"
-        s.run(f"hp2 = ({self.second()}).{part}.contiguous()\np = nn.Parameter({self.made('hp2')}, requires_grad=False)")
-        before = self.watch(s, "p")
-        self.attempt(s, f"with torch.no_grad(): _ = p.copy_(w.{part})", before)
-        self.written(s, before, f"d.{part}", f"the parameter of {name}")
-        if dim == 0:
-            s.run("m = nn.Linear(1, 1); m.weight, m.bias = p, nn.Parameter(plain(p)[:, 0] * 0)")
-            self.forward(s, "m", f"of {name}")
-
-    @over(
-        ("the first expert's rows", "p[0].narrow(0, 8, 8)", "{}[0].narrow(0, 8, 8)", "[0, 8:16]"),
-        ("a whole expert", "p[1]", "{}[1]", "[1]"),
-        ("a narrow of experts", "p.narrow(0, 1, 1)", "{}.narrow(0, 1, 1)", "[1:2]"),
-        ("a narrow of data", "p.data[1].narrow(0, 0, 8)", "{}[1].narrow(0, 0, 8)", "[1, :8]"),
-    )
-    @check(
-        axes="experts",
-        needs=("serving",),
-        why="mixture-of-experts weights are loaded expert by expert",
-        fix="count dims from the end for scales and blocks, and let p[e] share memory",
-    )
-    def test_shard_of_an_expert(self, name: str, target: str, loaded: str, index: str) -> None:
-        """A copy_ into one expert's part changes exactly that part, to the loaded values; or it is refused."""
-        for source, values in (("v", "source"), ("hp2", "hp2")):
-            s = self.script()
-            self.other(s)
-            s.run(f"p = nn.Parameter(w, requires_grad=False); want = d.clone(); want{index} = {values}{index}")
-            before = self.watch(s, "p")
-            self.attempt(s, f"with torch.no_grad(): _ = {target}.copy_({loaded.format(source)})", before)
-            self.written(
-                s,
-                before,
-                "want",
-                f"the parameter after loading {name} from {'the subclass' if source == 'v' else 'plain values'}",
-            )
-
-    # --- LoRA
-
-    def _adapters(self) -> dict[str, str]:
-        """Source texts of the adapters A (4, in_features) and B (out_features, 4)."""
-        return {
-            "A": inputs.weight((4, self.in_features), self.dtype, 2),
-            "B": inputs.weight((self.out_features, 4), self.dtype, 6),
-        }
-
-    @over("beside the frozen weight", "before the frozen weight")
-    @check(
-        needs=("inference",),
-        requires=("inference",),
-        why="adapters are trained on a frozen quantized base: a cut or wrong gradient trains nothing, or the wrong thing",
-        fix="give linear a backward for its input that doesn't need the weight's gradient",
-    )
-    def test_adapters_train(self, place: str) -> None:
-        """Adapters beside, or before, the frozen weight get the gradients that they get with a dense one."""
-        self.matrix()
-        texts = {name: f"({text}).requires_grad_()" for name, text in self._adapters().items()}
-        if place.startswith("beside"):
-            setup = f"y = {self.linear()} + F.linear(F.linear(x, A), B)\ny.backward(grad)\n(A.grad, B.grad)"
-            self.agree(
-                setup, tolerance=oracle.multilinear(self.in_features + self.out_features), x=self.x(), grad=self.grad(), **texts
-            )
-            return
-        if self.case.activation_bits:
-            raise CheckSkipped("the rounding of activations has no derived bound behind another layer")
-        u = inputs.activation((5, 4), self.dtype, 1)
-        forward = f"y = {self.linear(x='F.linear(u, A.t())')}"
-        s = self.script(u=u, A=texts["A"])
-        s.run(forward)
-        likely = "linear runs on detached tensors, or outside of autograd."
-        s.expect(
-            "y.requires_grad",
-            "linear gives a result without gradient for an input that requires one.",
-            kind="cut",
-            likely=likely,
-        )
-        tolerance = oracle.multilinear(self.in_features + self.out_features)
-        self.agree(f"{forward}\ny.backward(grad)\n(A.grad,)", tolerance=tolerance, u=u, grad=self.grad(), A=texts["A"])
-
-    @over(
-        ("re-made", "merged = {made_sum}", "merged = {made_difference}"),
-        ("copy_", "merged.copy_(plain(merged) + B @ A)", "merged.copy_(plain(merged) - B @ A)"),
-        ("add_", "merged.add_(B @ A)", "merged.sub_(B @ A)"),
-        ("data.add_", "merged.data.add_(B @ A)", "merged.data.sub_(B @ A)"),
-    )
-    @check(
-        needs=("inference",),
-        why="merged adapters are what is served: a merge that changes nothing serves the base model",
-        fix="support copy_ from plain values and add_, by quantizing anew; or refuse them",
-    )
-    def test_adapters_merge(self, name: str, merge: str, unmerge: str) -> None:
-        """Merging adapters into the frozen weight gives the sum, unmerging gives the weight back, each up to requantization; or they are refused."""
-        self.matrix()
-        s = self.script(**self._adapters())
-        s.run("merged = nn.Parameter(w, requires_grad=False)")
-        made = {"made_sum": self.made("(plain(merged) + B @ A)"), "made_difference": self.made("(plain(merged) - B @ A)")}
-        for step, text in (("merging", merge), ("unmerging", unmerge)):
-            before = self.watch(s, "merged")
-            s.run(f"aim = plain(merged) {'+' if step == 'merging' else '-'} B @ A")
-            self.attempt(s, "with torch.no_grad(): " + text.format(**made), before)
-            self.written(s, before, "aim", f"the weight after {step} ({name})")
-
-
-_SOURCES = {"w": "the subclass", "hp2": "plain values"}
 
 
 def _shared(a: torch.Tensor, b: torch.Tensor) -> str:
