@@ -92,7 +92,7 @@ def _at_points(
 def axis_points(subject: Subject, axes: str) -> Iterator[tuple[str, torch.dtype, tuple[int, ...] | None]]:
     """The points of the subject's axes that a check runs at.
 
-    ``all``: variants x dtypes x shapes. ``each``: the default point, and from it each other dtype, shape and variant. ``dtype``,
+    ``all``: dtypes x shapes of the default variant, and of every other variant its own default point and each other dtype and shape. ``each``: the default point, and from it each other dtype, shape and variant. ``dtype``,
     ``variant``: that axis alone. ``one``: the default point. ``experts``: the 3-D shapes, each dtype.
     """
     assert subject.shapes is not None
@@ -111,7 +111,7 @@ def axis_points(subject: Subject, axes: str) -> Iterator[tuple[str, torch.dtype,
         for d in at.dtypes if axes in ("all", "each", "dtype") else (at.dtypes[0],):
             for s in own_shapes if axes in ("all", "each") else (own_shapes[0],):
                 changed = (variant != "default") + (d != at.dtypes[0]) + (s != own_shapes[0])
-                if axes == "all" or changed <= 1:
+                if changed <= 1 or (axes == "all" and (variant == "default" or changed == 2)):
                     points.append((variant, d, s))
     yield from points
 

@@ -9,7 +9,7 @@ import torch
 from subclass_testkit import inputs, oracle
 from subclass_testkit.check import check, over
 from subclass_testkit.checks import _sources
-from subclass_testkit.checks.base import CheckGroup
+from subclass_testkit.checks._parts import OfValues
 from subclass_testkit.outcome import CheckFailed, CheckSkipped, Refused
 from subclass_testkit.script import Script
 
@@ -18,7 +18,7 @@ _FIX_BUILD = "clamp the scale to the smallest normal number before dividing by i
 _DRAWS = 64
 
 
-class ConstructionChecks(CheckGroup):
+class ConstructionChecks(OfValues):
     """What ``make`` gives."""
 
     def data(self, kind: str) -> str:
@@ -146,7 +146,9 @@ class ConstructionChecks(CheckGroup):
         script.run("_ = to_plain(w)")
         change = snapshot.changes(script["w"])
         if change:
-            script.fail(f"reading its values changed the tensor: {change}.", kind="mutated")
+            script.fail(
+                f"reading its values changed the tensor: {change}.", kind="mutated", assertion="assert torch.equal(plain(w), d)"
+            )
         script.run("with torch.no_grad():\n    _ = plain(w).clone()")
         script.equal("w", "d", label="a second reading of its values")
 
@@ -291,6 +293,7 @@ class ConstructionChecks(CheckGroup):
         text = _sources.illegal(name, self.shape, self.dtype, self.subject.multiples_of)
         if text is None:
             raise CheckSkipped("every number of columns is legal for this subject")
+        self.script()  # where its own shape means nothing, so do these
         script = Script(self.subject, "", {})
         try:
             script.run(f"hp = {text}")

@@ -12,6 +12,17 @@ from subclass_testkit.script import Script
 class FakeGroup(TracedGroup):
     """Runs code on fake tensors, and compares what comes out with what real tensors give."""
 
+    def fake_copy(self, script: Script, text: str) -> None:
+        """Make ``got``, the fake copy of ``want``. An error here ends every compile and export, so that it is a failure."""
+        try:
+            self.traced(script, "got = FakeTensorMode().from_tensor(want)", f"the fake copy of {text}")
+        except Refused as refusal:
+            if not refusal.odd:
+                raise
+            message = f"a fake copy of {text} can't be made: {oracle.describe(refusal.__cause__ or refusal)}"
+            likely = "__tensor_unflatten__ doesn't give what outer_size, outer_stride and the inner tensors say."
+            raise CheckFailed(Finding(refusal.kind, message, likely, refusal.reproduction)) from None
+
     def on_fake(self, script: Script, code: str) -> None:
         try:
             self.traced(script, "with mode, torch.no_grad():\n    got = run(fw, fx, fb, fsource)", code)

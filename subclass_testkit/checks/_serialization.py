@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import subprocess
 import sys
 import tempfile
 from typing import Any, cast
@@ -14,7 +15,7 @@ import torch
 from subclass_testkit import oracle
 from subclass_testkit.check import check, over
 from subclass_testkit.checks import _kept
-from subclass_testkit.checks.base import CheckGroup
+from subclass_testkit.checks._parts import OfValues
 from subclass_testkit.outcome import CheckFailed, CheckSkipped, Refused
 from subclass_testkit.script import Script
 
@@ -35,7 +36,7 @@ inner = [getattr(v, n) for n in v.__tensor_flatten__()[0]] if hasattr(v, "__tens
 torch.save([type(v).__qualname__, v.shape, v.stride(), v.dtype, v.requires_grad, inner], sys.argv[2])"""
 
 
-class SerializationChecks(CheckGroup):
+class SerializationChecks(OfValues):
     """torch.save and torch.load, and what else writes tensors to disk or to another process."""
 
     @over("w", "w.t()", "w[8:16]", "w[:, 8:16]", "w.detach()", "nn.Parameter(w)", "nn.Parameter(w, False)", "w.clone()")
@@ -176,22 +177,23 @@ class SerializationChecks(CheckGroup):
             raise CheckSkipped(f"{module}.{self.subject.cls.__qualname__} can't be imported in another process")
         script = self.script()
         with _file() as path, _file() as answer:
-            script.ns.update(
-                path=path,
-                answer=answer,
-                code=_FRESH,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-            )
-            script.run("torch.save(w, path)")
-            script.run(
-                "done = subprocess.run([sys.executable, '-c', code, path, answer], env=env, capture_output=True, text=True)"
-            )
+            self._save_and_load_there(script, path, answer)
             if script["done"].returncode:
                 lines = script["done"].stderr.strip().splitlines() or ["no message"]
                 if f"No module named '{module.partition('.')[0]}'" in lines[-1]:
                     raise CheckSkipped(f"a new process can't import {module}: it isn't installed, and not on PYTHONPATH")
                 script.fail(f"torch.load in a fresh process fails: {lines[-1]}", kind="fresh-process")
             self._answer(script, torch.load(answer, weights_only=False))
+
+    def _save_and_load_there(self, script: Script, path: str, answer: str) -> None:
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        script.ns.update(path=path)
+        script.note("path = tempfile.mktemp()")
+        script.run("torch.save(w, path)")
+        script.note("code = f'import torch; torch.load({path!r}, weights_only=False)'")
+        script.note("subprocess.run([sys.executable, '-c', code], check=True)")
+        command = [sys.executable, "-c", _FRESH, path, answer]
+        script.ns["done"] = subprocess.run(command, env=env, capture_output=True, text=True)
 
     def _answer(self, script: Script, answer: list[object]) -> None:
         w = script["w"]
