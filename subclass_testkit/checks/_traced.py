@@ -17,6 +17,7 @@ from subclass_testkit.outcome import CheckFailed, CheckSkipped, Finding, Refused
 from subclass_testkit.script import Script, execute
 
 _ACCIDENTS = ("AttributeError", "IndexError", "KeyError", "NameError", "UnboundLocalError", "TypeError", "ZeroDivisionError")
+_READS_A_VALUE = ("GuardOnDataDependentSymNode", "DataDependentOutputException", "DynamicOutputShapeException")
 _OPERANDS = ("w", "v", "x", "b", "g", "source", "other")
 
 
@@ -162,7 +163,7 @@ def quiet_logs() -> Iterator[None]:
 def _graph_break(error: BaseException | None) -> str | None:
     """What dynamo said it can't do, if that is why ``error`` was raised."""
     while error is not None:
-        if isinstance(error, torch._dynamo.exc.Unsupported):
+        if isinstance(error, torch._dynamo.exc.Unsupported) or type(error).__name__ in _READS_A_VALUE:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             return " ".join(lines[:2])[:300]
         error = getattr(error, "inner_exception", None) or error.__cause__

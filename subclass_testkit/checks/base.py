@@ -212,14 +212,11 @@ class CheckGroup:
         for name, snapshot in before.items():
             change = snapshot.changes(tensors[name])
             if change:
-                script.note(call_got)
+                state = f"repr({name}.__tensor_flatten__()[1])" if "context" in change else f"plain({name}).tolist()"
+                script.note(f"before = {state}\n_ = {call_got}")
+                end = f"assert {state} == before, 'changed'"
                 raise CheckFailed(
-                    Finding(
-                        "mutated",
-                        f"{label} changed its operand {name}: {change}.",
-                        likely,
-                        script.text("assert_unchanged = " + repr(change)),
-                    )
+                    Finding("mutated", f"{label} changed its operand {name}: {change}.", likely, script.text(end))
                 )
         return got
 
@@ -236,7 +233,11 @@ class CheckGroup:
             ):
                 script.blame(error, last_line(source))
             return error
-        raise CheckFailed(Finding("no-error", message, reproduction=script.text("raise AssertionError('no error')")))
+        lines = textwrap.dedent(source).strip("\n").splitlines()
+        del script.lines[-len(lines) :]
+        block = textwrap.indent("\n".join(lines), "    ")
+        end = f"try:\n{block}\nexcept Exception:\n    pass\nelse:\n    raise AssertionError({message!r})"
+        raise CheckFailed(Finding("no-error", message, reproduction=script.text(end)))
 
     # --- parts of agree
 

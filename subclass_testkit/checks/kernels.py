@@ -90,7 +90,14 @@ class KernelTests(CheckGroup):
         difference = set(expected) ^ set(ran)
         if difference:
             text = f"{call} ({what}) runs {_list(ran)}; F.linear(x, w, b) runs {_list(expected)}."
-            raise CheckFailed(Finding("kernel", text, f"the difference is {_list(sorted(difference))}.", script.text(call)))
+            raise CheckFailed(
+                Finding(
+                    "kernel",
+                    text,
+                    f"the difference is {_list(sorted(difference))}.",
+                    _reproduction(script, call, sorted(difference)[0]),
+                )
+            )
 
     @check(
         level="should",
@@ -110,7 +117,35 @@ class KernelTests(CheckGroup):
         dense = [name for name, shape in watch.created if shape.numel() == numel and shape != (3, self.out_features)]
         if dense:
             text = f"{self.linear()} calls {_list(watch.custom)}, and makes {len(dense)} dense tensors of the weight's {numel} elements beside it: {_list(dense)}."
-            raise CheckFailed(Finding("dense", text, reproduction=script.text(self.linear())))
+            raise CheckFailed(
+                Finding(
+                    "dense",
+                    text,
+                    reproduction=script.text(
+                        _WATCH
+                        + f"\nwith Watch() as watch:\n    {self.linear()}\nassert all(t.numel() != w.numel() for _, t in watch.ran if t.is_floating_point())"
+                    ),
+                )
+            )
+
+
+# The least of _Watch that a standalone script needs.
+_WATCH = """\
+from torch.utils._python_dispatch import TorchDispatchMode
+class Watch(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(t is not torch.Tensor and not issubclass(t, torch.nn.Parameter) for t in types):
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        self.ran = [*getattr(self, "ran", []), (func._schema.name, result)]
+        return result"""
+
+
+def _reproduction(script: Script, call: str, kernel: str) -> str:
+    """A script that shows that only one of the two calls runs ``kernel``."""
+    runs = f"with Watch() as one:\n    F.linear(x, w, b)\nwith Watch() as two:\n    {call}"
+    same = f"assert ({kernel!r} in [n for n, _ in one.ran]) == ({kernel!r} in [n for n, _ in two.ran])"
+    return script.text("\n".join([_WATCH, runs, same]))
 
 
 def _list(names: list[str]) -> str:

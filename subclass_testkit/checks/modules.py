@@ -206,6 +206,7 @@ class ModuleTests(ServingChecks):
             s.fail(
                 f"the copy shares memory with the original: {shared}.",
                 kind="shared",
+                assertion=f"assert m.weight.{shared.split(', ')[0]}.data_ptr() != m2.weight.{shared.split(', ')[0]}.data_ptr()",
                 likely="deepcopy passes that inner tensor through.",
             )
         self.forward(s, "m2", "of the copy")
@@ -302,7 +303,8 @@ class ModuleTests(ServingChecks):
             "the container lists {len(list(c.parameters()))} parameters instead of 2.",
             kind="registered",
         )
-        s.equal(f"({first}, {second})", "(d, source)", label=f"the values in a {name}")
+        for got, want in ((first, "d"), (second, "source")):
+            s.equal(got, want, label=f"the values of {got} in a {name}")
         s.run(
             "sd = {k: t.clone() for k, t in c.state_dict().items()}; _ = c.load_state_dict(dict(zip(sd, reversed(list(sd.values())))))"
         )
@@ -374,7 +376,11 @@ class ModuleTests(ServingChecks):
         s.equal("m.weight_mask", "dense.weight_mask", label=f"the mask of {name}")
         self.written(s, Watched("pruned", before.values, before.snapshot), "want", f"the weight after prune.{name}")
         if change := before.snapshot.changes(s["w"]):
-            s.fail(f"prune.{name} changed the original weight: {change}.", kind="mutated")
+            s.fail(
+                f"prune.{name} changed the original weight: {change}.",
+                kind="mutated",
+                assertion="assert torch.equal(plain(w), d)",
+            )
 
     # --- shared weights
 
