@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -116,6 +117,7 @@ def _serve_forever(connection: Any, serve: Callable[[Any], Any]) -> None:
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
         torch.set_num_threads(1)
+        logging.getLogger("torch").setLevel(logging.CRITICAL)  # dynamo explains each failure at length; results carry what matters
         while True:
             request = connection.recv()
             connection.send(serve(request))

@@ -32,6 +32,23 @@ class ConstructionChecks(OfValues):
         """A zero row, a constant, an outlier, a subnormal row, one-sided rows give finite values that resemble the source's."""
         script = self.script(self.data(kind))
         self._resembles(script, f"made from a source of the kind `{kind}`")
+        if kind == "constant":
+            self._constant_is_near(script)
+
+    def _constant_is_near(self, script: Script) -> None:
+        """A constant tensor is the easiest there is: its relative error is no more than twice the standard weight's."""
+        usual = self.script()
+        relative = float(self._error(usual).amax()) / float(usual["hp"].double().abs().amax())
+        bound = (2 * relative + 4 * torch.finfo(self.dtype).eps) * float(script["hp"].double().abs().amax())
+        worst = float(self._error(script).amax())
+        if worst > bound:
+            script.fail(
+                f"made from a constant of {float(script['hp'].flatten()[0]):.4g}, a value is {worst:.4g} away from it; other sources give "
+                f"errors of {relative:.2%} of their largest magnitude.",
+                kind="value",
+                likely="the range of a constant row is empty, so that its scale or zero point collapses; let the range include 0.",
+                assertion=f"assert (d.double() - hp.double()).abs().max() <= {bound:.4g}",
+            )
 
     def _resembles(self, script: Script, label: str) -> None:
         """Right shape and dtype, finite, and no element further from its source than the largest magnitude there is."""

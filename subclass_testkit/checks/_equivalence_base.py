@@ -33,6 +33,8 @@ class EquivalenceGroup(CheckGroup):
             "a": plain(5, rows, seed=6),
             "b": self.bias(),
             "c": inputs.activation((2, rows, columns + 3), self.dtype, 8),
+            # the same codes under other scales, in formats whose scale follows the magnitude
+            "e": re.sub(r"\bhp\b(?!\s*=[^=])", lambda _: f"(({self.hp()}) * 2)", self.subject.make_text),
             "m": f"torch.arange({numel}).reshape({', '.join(map(str, self.shape))}) % 3 == 0",
             "i": f"torch.tensor([1, 0, {min(rows, columns) - 1}])",
             "o": self.other(),

@@ -285,20 +285,19 @@ class FlattenChecks(OfValues):
                 )
 
     @check(
-        level="should",
         needs=("wrapper",),
         axes="variant",
         depends=_RECOGNISED,
-        why="an attribute that only some instances have raises AttributeError in compiled code",
+        why="a flag, tag or block size that a rebuilt tensor lacks changes what it does in compiled code, after loading and in FSDP",
         fix=_FIX_FLATTEN,
     )
     def test_attributes_are_rebuilt(self) -> None:
-        """A rebuilt tensor has the instance attributes of the original."""
+        """A rebuilt tensor has the public instance attributes of the original."""
         script = self.script()
         script.run(_kept.REBUILD.format(s="w"))
         for name, value in vars(script["w"]).items():
-            if isinstance(value, torch.Tensor):
-                continue
+            if isinstance(value, torch.Tensor) or name.startswith("_"):
+                continue  # caches and back-references may be made anew
             script.expect(f"hasattr(r, {name!r})", f"after rebuilding, the attribute {name!r} is missing.", kind="attribute")
             other = getattr(script["r"], name)
             if not _kept.same_context(value, other) and not re.search(r" at 0x", repr(value)):

@@ -171,6 +171,39 @@ class CopyTests(SerializationChecks):
         script.expect("v.grad is not p.grad", "copy.deepcopy(p).grad is p.grad itself.", kind="shared")
         script.equal("v.grad", "p.grad", label="copy.deepcopy(p).grad")
 
+    @check(
+        needs=("training",),
+        axes="one",
+        why="a training state that is copied in the middle of accumulation loses a part of the gradient, without an error",
+        fix="copy .grad as torch.Tensor.__deepcopy__ does, or leave deepcopy to it",
+    )
+    def test_deepcopy_of_a_leaf_copies_its_gradient(self) -> None:
+        """deepcopy of a leaf that isn't a Parameter copies its .grad, as that of a plain tensor does."""
+        self.need_shape(len(self.shape) == 2, "a linear")
+        script = self.script(x=self.x())
+        script.run(f"_ = w.requires_grad_()\n{self.linear()}.sum().backward()")
+        if script["w"].grad is None:
+            raise CheckSkipped("a linear gives it no gradient")
+        script.run("v = copy.deepcopy(w)")
+        script.expect("v.grad is not None", "w.grad is set, and copy.deepcopy(w).grad is None.", kind="grad")
+        script.equal("v.grad", "w.grad", label="copy.deepcopy(w).grad")
+
+    @over("w.t().contiguous()", "w.t().clone(memory_format=torch.contiguous_format)", "w[:, 8:16].contiguous()", "w.contiguous()")
+    @check(
+        axes="one",
+        why="kernels ask for contiguous data, and read memory in that order",
+        fix="honour memory_format in clone, and report the strides that the data then has",
+    )
+    def test_contiguous_is_contiguous(self, expression: str) -> None:
+        """What contiguous() and clone(memory_format=torch.contiguous_format) give reports that it is contiguous, with the same values."""
+        self.need_shape(len(self.shape) == 2, "a matrix")
+        script = self.script()
+        script.run(f"v = {expression}")
+        script.expect(
+            "v.is_contiguous()", f"{expression} is not contiguous: strides {{v.stride()}} for shape {{tuple(v.shape)}}.", kind="stride"
+        )
+        script.equal("plain(v)", re.sub(r"\bw\b", "d", expression), label=expression)
+
     @over("copy.deepcopy(w)", "pickle.loads(pickle.dumps(w))", "copy.copy(w)")
     @check(
         level="should",

@@ -340,13 +340,24 @@ class GradientFlowTests(CheckGroup):
     def test_gradient_of_bias(self, name: str, lead: tuple[int, ...]) -> None:
         """The gradient of the bias equals the dense one, with all batch dims reduced."""
         self.matrix()
-        operation = f"torch.autograd.grad({self.linear(b='b')}, b, g)[0]"
+        self._same_bias_gradient(self.linear(b="b"), lead)
+
+    def _same_bias_gradient(self, linear: str, lead: tuple[int, ...]) -> None:
         self.same_gradient(
-            operation,
+            f"torch.autograd.grad({linear}, b, g)[0]",
             x=self.leaf(*lead) if lead else self._lead_x(lead),
             b=self.bias() + ".requires_grad_()",
             g=self._lead_grad(lead),
         )
+
+    @over("F.linear(x, w, bias=b)", "F.linear(x, weight=w, bias=b)", "F.linear(input=x, weight=w, bias=b)", "torch.addmm(b, x, w.t())")
+    @check(
+        axes="one", needs=("inference",), why=_WHY, fix="normalise arguments in one place, so that keywords take the same path"
+    )
+    def test_gradient_of_bias_by_keyword(self, linear: str) -> None:
+        """The gradient of the bias is the same where the bias is given by keyword, or added by addmm."""
+        self.matrix()
+        self._same_bias_gradient(linear, (5,))
 
     @over(*ops.LAYOUTS)
     @check(

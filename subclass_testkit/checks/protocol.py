@@ -242,7 +242,7 @@ class ProtocolTests(FlattenChecks, ConstructionChecks):
 
     @over(*_OPERATIONS)
     @check(
-        axes="one",
+        axes="dtype",
         why="a library that leaves grad mode, dtype or the generator changed breaks code far away",
         fix="use the context managers (torch.no_grad(), torch.random.fork_rng()), and no global setters",
     )

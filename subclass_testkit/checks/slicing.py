@@ -152,6 +152,7 @@ _WINDOWS = (
     "w[::2]",
     "w.view(-1)",
     "w.detach()",
+    "w[8:16].detach()",
     "w[:]",
     "w.unsqueeze(0)",
     "w.unbind()[2]",
