@@ -15,6 +15,8 @@ import torch
 from subclass_testkit.outcome import Finding
 
 _NO_IMPLEMENTATION = re.compile(r"no implementation found|[Mm]ultiple dispatch failed")
+# What Python says of a call that doesn't fit a signature; also when somebody raises it by hand.
+_MISFIT = re.compile(r"unexpected keyword argument|missing \d+ required|takes \d+ positional|multiple values for")
 _RAISE = dis.opmap["RAISE_VARARGS"]
 _ACCIDENTS = (
     AttributeError,
@@ -52,7 +54,7 @@ def judge_exception(error: BaseException, refusals: str = "") -> Verdict:
     if "NotImplementedError" in str(error):
         return "refused"  # a refusal that another layer turned into text (load_state_dict does)
     if isinstance(root, TypeError):
-        return "odd" if _was_raised_on_purpose(root) else "accident"
+        return "odd" if _was_raised_on_purpose(root) and not _MISFIT.search(str(root)) else "accident"
     if not str(root).strip():
         return "accident"
     return "odd"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import itertools
 import linecache
 import re
 import textwrap
+import types
 from typing import Any
 
 import torch
@@ -56,8 +59,7 @@ class Script:
         self.lines: list[str] = []
         self.ns: dict[str, Any] = dict(subject.namespace)
         self.ns.update(plain=subject.plain, to_plain=subject.read, make=self.ns.get("make", subject.build))
-        for line in _MODULES.values():
-            exec(line, self.ns)  # noqa: S102  # our own import lines
+        self.ns.update(_modules())
         self.inputs = dict(inputs or {})
         for name, text in self.inputs.items():
             self.run(f"{name} = {text}")
@@ -187,19 +189,33 @@ class Script:
 
 def execute(source: str, ns: dict[str, Any]) -> Any:
     """Run statements in ``ns``; the value of the last one if it is an expression. Tracebacks show the text."""
-    import ast
+    body, value = _compiled(source)
+    if body is not None:
+        exec(body, ns)  # noqa: S102  # the check's own text
+    return eval(value, ns) if value is not None else None  # noqa: S307  # the check's own text
 
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(source: str) -> tuple[types.CodeType | None, types.CodeType | None]:
+    """The code of the statements, and of the expression at the end (either may be missing)."""
     tree = ast.parse(source)
     name = f"<check {next(_counter)}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    last = tree.body[-1]
-    if isinstance(last, ast.Expr):
-        body = ast.Module(tree.body[:-1], [])
-        if tree.body[:-1]:
-            exec(compile(body, name, "exec"), ns)  # noqa: S102  # the check's own text
-        return eval(compile(ast.Expression(last.value), name, "eval"), ns)  # noqa: S307  # the check's own text
-    exec(compile(tree, name, "exec"), ns)  # noqa: S102  # the check's own text
-    return None
+    value = None
+    if tree.body and isinstance(last := tree.body[-1], ast.Expr):
+        tree.body.pop()
+        value = compile(ast.Expression(last.value), name, "eval")
+    return (compile(tree, name, "exec") if tree.body else None), value
+
+
+@functools.cache
+def _modules() -> dict[str, Any]:
+    """The modules that every script may use, by the names that it knows them by."""
+    ns: dict[str, Any] = {}
+    for line in _MODULES.values():
+        exec(line, ns)  # noqa: S102  # our own import lines
+    del ns["__builtins__"]
+    return ns
 
 
 def last_line(source: str) -> str:

@@ -34,6 +34,7 @@ def _raised(source: str) -> BaseException:
         ("torch.zeros(2).view(3)", "odd"),
         ("assert False", "accident"),
         ("raise RuntimeError()", "accident"),
+        ("raise TypeError(\"f() got an unexpected keyword argument 'bias'\")", "accident"),
         ("len(3)", "accident"),
         ("(lambda a: a)()", "accident"),
         ("None.qdata", "accident"),

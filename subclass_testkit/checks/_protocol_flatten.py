@@ -180,6 +180,12 @@ class FlattenChecks(OfValues):
                 kind="context",
                 likely="the context holds an object without __eq__, or one whose __eq__ gives no bool.",
             )
+        script.expect(
+            "not any((part == object()) is True for part in torch.utils._pytree.tree_leaves(ctx))",
+            "a part of the flatten context equals any object whatever: {ctx}.",
+            kind="context",
+            likely="an __eq__ that always gives True, so that compiled code is reused for tensors that behave differently.",
+        )
 
     @check(
         needs=("wrapper",),

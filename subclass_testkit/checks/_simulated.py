@@ -13,7 +13,7 @@ from subclass_testkit import devices, oracle
 from subclass_testkit.checks._device_cases import SIM_ENDS
 from subclass_testkit.checks._traced import TracedGroup, module_text, renamed, same_context
 from subclass_testkit.outcome import Refused
-from subclass_testkit.script import Script
+from subclass_testkit.script import Script, execute
 
 
 class MovedGroup(TracedGroup):
@@ -120,6 +120,8 @@ class SimulatedGroup(MovedGroup):
         device = next((end for tail, end in SIM_ENDS.items() if text.endswith(tail)), "sim:0")
         script = self.simulated()
         self.on_sim(script, f"v = {text}")
+        if not isinstance(execute(text.replace(".to('sim')", ""), dict(script.ns)), self.subject.cls):
+            return  # the copy or view decays on the CPU too: no matter of devices
         self.arrived(script, "v", device, text, moved_dtype="bfloat16" in text or "half" in text)
         dtype = {"bfloat16": torch.bfloat16, "half": torch.float16}.get(
             "bfloat16" if "bfloat16" in text else "half" if "half" in text else "", self.dtype
@@ -161,7 +163,7 @@ class SimulatedGroup(MovedGroup):
         members = (
             "self.w = nn.Parameter(w, False)",
             "self.tied = self.w",
-            "self.register_buffer('buffer', w.detach().clone())",
+            "self.register_buffer('buffer', w.detach())",
         )
         self.on_sim(script, module_text("x", "w", *members) + "\nm = M(w); p = m.w")
         self.on_sim(script, text)

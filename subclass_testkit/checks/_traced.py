@@ -70,7 +70,7 @@ class TracedGroup(CheckGroup):
             with quiet_logs():
                 script.run(source)
         except Refused as refusal:
-            claimed = refusal.odd and "compile" in self.case.found
+            claimed = refusal.odd and self.group in ("compilation", "export") and "compile" in self.case.found
             unsupported = _graph_break(refusal.__cause__) if claimed else None
             if unsupported is None:
                 raise self._retold(refusal, label) from refusal.__cause__

@@ -524,6 +524,10 @@ class CompilationTests(FakeGroup):
             try:
                 execute(f"torch.library.opcheck(*calls[{i}])", script.ns)
             except Exception as error:
+                if "not implemented for" in str(error):
+                    raise CheckSkipped(
+                        f"opcheck can't judge {call[0]}: it compares arguments by operators that torch lacks ({str(error)[:200]})"
+                    ) from None
                 text = str(error).strip().splitlines()
                 message = f"{call[0]} fails torch.library.opcheck: {' '.join(text[:3])[:500]}"
                 raise CheckFailed(

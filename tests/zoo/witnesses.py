@@ -548,7 +548,6 @@ WITNESSES: dict[str, Witness] = {
     "ToDtypeIgnored": differs(lambda w: w.to(torch.bfloat16)),
     "ScaleLeftBehind": inner_devices_wrong,
     "OptionalInnerLeftBehind": inner_devices_wrong,
-    "ToDtypeRoundsScale": differs(lambda w: w.to(torch.bfloat16)),
     "Bfloat16IsALie": differs(lambda w: w.to(torch.bfloat16)),
     "HalfAppliedToCodes": differs(lambda w: w.half()),
     "NonBlockingTypeError": differs(lambda w: w.to(torch.float64, non_blocking=True)),
@@ -566,7 +565,6 @@ WITNESSES: dict[str, Witness] = {
     "EmptyLikeIgnoresDtype": lambda cls: (
         torch.empty_like(cls.from_hp(source()), dtype=torch.float64).dtype != torch.float64
     ),
-    "WideningLost": differs(lambda w: w.to(torch.bfloat16).float()),
     # copies
     "DeepcopySharesInner": not_independent(copy.deepcopy),
     "CloneSharesInner": not_independent(torch.clone),
@@ -596,7 +594,6 @@ WITNESSES: dict[str, Witness] = {
     # modules
     "LoadStateDictIsNoOp": loading_differs(),
     "LoadPlainIsNoOp": loading_differs(from_plain=True),
-    "TiedWeightsComeApart": untied,
     "ParameterLosesTag": load_assign_loses_tag,
     "StaleDenseCache": loading_differs(run_first=True),
     "ToEmptyIsPlain": to_empty_loses_class,

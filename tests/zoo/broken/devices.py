@@ -50,18 +50,6 @@ class OptionalInnerLeftBehind(TwoScales):
 
 
 @broken(group="devices")
-class ToDtypeRoundsScale(RowInt8):
-    """.to(bfloat16) casts the scale and multiplies in bfloat16: values are rounded twice."""
-
-    @classmethod
-    def op__to_copy(cls, func, w, dtype, *rest):
-        out = super().op__to_copy(func, w, dtype, *rest)
-        if dtype is not None:
-            out.scale = out.scale.to(dtype).to(w.scale.dtype)
-        return out
-
-
-@broken(group="devices")
 class Bfloat16IsALie(RowInt8):
     """.to(bfloat16) reports bfloat16, and dequantizes to float32."""
 
@@ -180,11 +168,3 @@ class EmptyLikeIgnoresDtype(RowInt8):
     @classmethod
     def op_empty_like(cls, func, w, dtype, *rest):
         return super().op_empty_like(func, w, None, *rest)
-
-
-@broken(group="devices")
-class WideningLost(RowInt8):
-    """.float() of a .bfloat16() brings the unrounded values back: only the reported dtype is kept."""
-
-    def cast_to(self, dtype):
-        return self.casts if dtype in (None, self.dtype) else (dtype,)

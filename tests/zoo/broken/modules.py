@@ -31,14 +31,6 @@ class LoadPlainIsNoOp(RowInt8):
 
 
 @broken(group="modules")
-class TiedWeightsComeApart(RowInt8):
-    """deepcopy doesn't use its memo: Parameters over the same weight share no memory afterwards."""
-
-    def __deepcopy__(self, memo):
-        return super().__deepcopy__({})
-
-
-@broken(group="modules")
 class ParameterLosesTag(Lossless):
     """detach() gives the tag's default: Parameter() and load_state_dict(assign=True) lose it."""
 
