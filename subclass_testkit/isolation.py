@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -55,10 +55,10 @@ class Worker:
     """A child process that answers requests one after the other by ``serve``.
 
     It is forked from this process, so it knows everything that was imported and built here, and nothing needs to be pickled but requests
-    and answers. It runs torch on one thread: a forked child must not touch its parent's thread pool.
+    and answers. ``forward`` makes answers that nobody asks for, which are sent first. It runs torch on one thread: a forked child must not touch its parent's thread pool.
     """
 
-    def __init__(self, serve: Callable[[Any], Any]) -> None:
+    def __init__(self, serve: Callable[[Any], Any], forward: Callable[[], Iterable[Any]] = tuple) -> None:
         self._connection, child = multiprocessing.Pipe()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -67,8 +67,16 @@ class Worker:
             self._pid = os.fork()
         if self._pid == 0:
             self._connection.close()
-            _serve_forever(child, serve)
+            _serve_forever(child, serve, forward)
         child.close()
+
+    def poll(self, timeout: float) -> bool:
+        """Whether something that wasn't asked for (``forward``) arrives within ``timeout`` seconds."""
+        return self._connection.poll(timeout)
+
+    def receive(self) -> Any:
+        """The next of what wasn't asked for."""
+        return self._connection.recv()
 
     def ask(self, request: Any, timeout: float) -> Any:
         """The answer to ``request``.
@@ -112,12 +120,70 @@ class Worker:
         return signal.SIGKILL
 
 
-def _serve_forever(connection: Any, serve: Callable[[Any], Any]) -> None:
+class Ahead:
+    """A second child that works through requests from the last to the first, while this process works from the first to the last.
+
+    It only saves time: what it hasn't answered when it is asked for (not reached yet, died, hangs) is None, and the caller does it
+    in the ordinary way. Once the two meet, it ends.
+    """
+
+    def __init__(self, serve: Callable[[Any], Any], requests: Sequence[Any]) -> None:
+        self._pending = list(requests)
+        self._answers: dict[Any, Any] = {}
+        backwards = self._pending[::-1]
+
+        def all_of_them(_: Any) -> None:
+            raise AssertionError("it is asked nothing")
+
+        self._worker: Worker | None = Worker(all_of_them, forward=lambda: map(serve, backwards))
+
+    def take(self, request: Any, timeout: float) -> Any:
+        """The answer to ``request`` if it is there, or is worked on now and comes within ``timeout`` seconds; else None."""
+        self._drain()
+        if self._worker is not None and self._pending and self._pending[-1] == request:
+            if not self._receive(timeout):
+                self.close()
+            elif not self._pending or self._pending[-1] != request:
+                self.close()  # all that comes later is answered
+        return self._answers.pop(request, None)
+
+    def _drain(self) -> None:
+        while self._worker is not None and self._receive(0):
+            pass
+
+    def _receive(self, timeout: float) -> bool:
+        if self._worker is None or not self._pending:
+            return False
+        try:
+            ready = self._worker.poll(timeout)
+            answer = self._worker.receive() if ready else None
+        except (EOFError, ConnectionResetError, BrokenPipeError):
+            self.close()
+            return False
+        if ready:
+            self._answers[self._pending.pop()] = answer
+        return ready
+
+    def close(self) -> None:
+        """End the child."""
+        if self._worker is not None:
+            self._worker.close(kill=True)
+            self._worker = None
+
+
+def cores() -> int:
+    """The number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _serve_forever(connection: Any, serve: Callable[[Any], Any], forward: Callable[[], Iterable[Any]]) -> None:
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
         torch.set_num_threads(1)
         logging.getLogger("torch").setLevel(logging.CRITICAL)  # dynamo explains each failure at length; results carry what matters
+        for answer in forward():
+            connection.send(answer)
         while True:
             request = connection.recv()
             connection.send(serve(request))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,11 +15,12 @@ from subclass_testkit.checks.base import Case, CheckGroup
 from subclass_testkit.claims import Claim
 from subclass_testkit.execution import asks_control, control_result, execute, judged, weighed
 from subclass_testkit.instances import Instance, Options, dependencies, expand
-from subclass_testkit.isolation import Worker, WorkerDied, can_fork, warm_up
+from subclass_testkit.isolation import Ahead, Worker, WorkerDied, can_fork, cores, warm_up
 from subclass_testkit.outcome import Outcome, Result
 from subclass_testkit.subject import Subject
 
 _PROBE_TIMEOUT = 60.0
+_WORTH_A_PROCESS = 200
 # Once a subject has hung a few times, it is given less time: (hangs so far, divisor of a check's timeout).
 _PATIENCE = ((10, 30.0), (2, 6.0), (0, 1.0))
 
@@ -45,6 +46,7 @@ class Run:
         self._known: dict[str, Instance] = {**{i.label: i for i in others}, **self.instances}
         self._claims: dict[str, Claim] | None = None
         self._worker: Worker | None = None
+        self._ahead: Ahead | None = None
         self._hangs = 0
         self._subjects: dict[str, Subject] = {}
         self.isolate = self.options.isolate
@@ -108,7 +110,9 @@ class Run:
         try:
             if own:
                 return self._run_alone(instance, timeout)
-            return self._ask(("run", instance.label), timeout)  # type: ignore[no-any-return]
+            request = ("run", instance.label)
+            result: Result | None = self._ahead.take(request, timeout) if self._ahead is not None else None
+            return result if result is not None else self._ask(request, timeout)
         except WorkerDied as death:
             self._hangs += death.kind == "hang"
             return self._death(instance, death, time.perf_counter() - start)
@@ -155,6 +159,7 @@ class Run:
     def all(self) -> Iterator[Result]:
         """Run every selected instance, in order."""
         try:
+            self.work_ahead(list(self.instances))
             for label in self.instances:
                 yield self.run(label)
         finally:
@@ -181,13 +186,29 @@ class Run:
         worker.close(kill=True)
         return answer
 
+    def work_ahead(self, labels: Sequence[str]) -> None:
+        """Let a second process run these instances from the last to the first, if there is a processor for it.
+
+        The results are the same; they are only there sooner.
+        """
+        if self.isolate != "hazardous" or cores() < 2 or len(labels) < _WORTH_A_PROCESS:
+            return
+        found = {name for name, claim in self.claims.items() if claim.found}
+        instances = [self.instances[label] for label in labels]
+        useful = [i for i in instances if found.issuperset(i.check.needs) and i.shape is not None and not i.check.own_process]
+        warm_up()
+        self._ahead = Ahead(self._serve, [("run", i.label) for i in useful])
+
     def _tell_worker(self) -> None:
         """Let the child that is running know what the probes found; one forked later knows it from this process."""
         if self._worker is not None:
             self._worker.ask(("facts", self.facts), _PROBE_TIMEOUT)
 
     def close(self) -> None:
-        """End the worker process."""
+        """End the worker processes."""
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
         if self._worker is not None:
             self._worker.close()
             self._worker = None

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from subclass_testkit import check_subclass
-from subclass_testkit.isolation import Worker, WorkerDied
+from subclass_testkit.isolation import Ahead, Worker, WorkerDied
 from subclass_testkit.outcome import Outcome
 
 
@@ -54,3 +54,37 @@ def test_killers_are_named_and_the_run_goes_on(
     kinds = {r.kind for r in report.failures}
     assert kind in kinds, kinds
     assert {r.outcome for r in report.results if r.id == sound} == {Outcome.PASSED}
+
+
+def _slow_square(request: int) -> int:
+    if request == 3:
+        time.sleep(0.2)
+    if request == 13:
+        os._exit(1)
+    return request * request
+
+
+def test_a_child_that_works_ahead_meets_its_parent() -> None:
+    ahead = Ahead(_slow_square, list(range(10)))
+    time.sleep(0.1)
+    assert ahead.take(0, 0) is None  # not reached: the child comes from the other end
+    assert ahead.take(3, 5) == 9  # being worked on: waited for, and then the child ends
+    assert [ahead.take(n, 0) for n in range(4, 10)] == [16, 25, 36, 49, 64, 81]
+    assert ahead.take(2, 0) is None
+
+
+def test_a_child_that_dies_ahead_loses_only_what_it_had_not_answered() -> None:
+    ahead = Ahead(_slow_square, list(range(11, 20)))
+    time.sleep(0.2)
+    assert [ahead.take(n, 1) for n in (11, 12, 13, 14, 19)] == [None, None, None, 196, 361]
+
+
+@pytest.mark.parametrize("spec", ["tests.zoo.broken.slicing:SelectUsesFirstScale", "tests.zoo.broken.killers:ExitsInSlice"])
+def test_working_ahead_changes_no_result(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = ("slicing/select", "slicing/narrow", "slicing/view-under-no-grad", "slicing/pieces")
+    outcomes = []
+    for worth in (1, 10**9):
+        monkeypatch.setattr("subclass_testkit.suite._WORTH_A_PROCESS", worth)
+        report = check_subclass(spec, checks=checks)
+        outcomes.append([(r.label, r.outcome, r.kind) for r in report.results])
+    assert outcomes[0] == outcomes[1]
