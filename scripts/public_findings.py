@@ -1,7 +1,7 @@
 """Run the kit on the bundled public subclasses; write docs/findings.md and the table in README.md.
 
-    python scripts/public_findings.py            # all libraries that are installed
-    python scripts/public_findings.py torchao    # the paths that contain this; prints only
+python scripts/public_findings.py            # all libraries that are installed
+python scripts/public_findings.py torchao    # the paths that contain this; prints only
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from subclass_testkit.outcome import Outcome, Result
 from subclass_testkit.report.terminal import group_failures
 
 ROOT = Path(__file__).parent.parent
-DISTRIBUTIONS = {"torchao": "torchao", "optimum": "optimum-quanto", "bitsandbytes": "bitsandbytes", "torch": "torch", "monai": "monai"}
+DISTRIBUTIONS = {
+    "torchao": "torchao",
+    "optimum": "optimum-quanto",
+    "bitsandbytes": "bitsandbytes",
+    "torch": "torch",
+    "monai": "monai",
+}
 BEGIN, END = "<!-- findings: written by scripts/public_findings.py -->", "<!-- /findings -->"
 
 

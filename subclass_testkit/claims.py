@@ -84,10 +84,9 @@ class Probes(CheckGroup):
     def compile(self) -> str:
         script = self.script(x=self.x())
         torch._dynamo.reset()
-        if hasattr(script["w"], "__tensor_flatten__"):
-            how = "backend='eager'"
-        else:
-            how = "backend='aot_eager', fullgraph=True"  # a class that dynamo leaves alone, by graph breaks, isn't compiled
+        # A class that dynamo leaves alone, by graph breaks, isn't compiled.
+        wrapper = hasattr(script["w"], "__tensor_flatten__")
+        how = "backend='eager'" if wrapper else "backend='aot_eager', fullgraph=True"
         script.run(f"torch.compile(lambda x, w: {self.linear()}, {how})(x, w)")
         return f"torch.compile(linear, {how}) works"
 

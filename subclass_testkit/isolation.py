@@ -48,7 +48,7 @@ def warm_up() -> None:
             importlib.import_module(name)
     from torch.testing._internal.two_tensor import TwoTensor
 
-    TwoTensor(torch.zeros(2, 2), torch.zeros(2, 2)).t()
+    TwoTensor(torch.zeros(2, 2), torch.zeros(2, 2)).t()  # type: ignore[no-untyped-call]  # torch's own, without hints
 
 
 class Worker:
@@ -181,7 +181,9 @@ def _serve_forever(connection: Any, serve: Callable[[Any], Any], forward: Callab
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
         torch.set_num_threads(1)
-        logging.getLogger("torch").setLevel(logging.CRITICAL)  # dynamo explains each failure at length; results carry what matters
+        logging.getLogger("torch").setLevel(
+            logging.CRITICAL
+        )  # dynamo explains each failure at length; results carry what matters
         for answer in forward():
             connection.send(answer)
         while True:

@@ -166,7 +166,11 @@ class Session:
             items.extend(report.result)
 
     def pytest_runtestloop(self, session: pytest.Session) -> None:
-        if session.config.option.collectonly or hasattr(self.config, "workerinput") or self.config.getoption("numprocesses", None):
+        if (
+            session.config.option.collectonly
+            or hasattr(self.config, "workerinput")
+            or self.config.getoption("numprocesses", None)
+        ):
             return  # xdist uses the processors already
         for run in self.runs[:1]:  # of several subjects, the others start when they are reached
             run.work_ahead([i.name for i in session.items if isinstance(i, CheckItem) and i.run is run])

@@ -39,6 +39,7 @@ _MODULES = {
     "TwoTensor": "from torch.testing._internal.two_tensor import TwoTensor",
     "is_traceable_wrapper_subclass": "from torch.utils._python_dispatch import is_traceable_wrapper_subclass",
 }
+_PLAIN = "d = plain(w).clone()"  # a lossless wrapper may hand out its own memory
 _counter = itertools.count()
 
 
@@ -66,8 +67,7 @@ class Script:
         if hp:
             self.run(f"hp = {hp}")
             self.run(f"w = {subject.make_text}")
-            self.run("d = plain(w)")
-            self.ns["d"] = self.ns["d"].clone()
+            self.run(_PLAIN)
 
     def __getitem__(self, name: str) -> Any:
         return self.ns[name]
@@ -169,7 +169,7 @@ class Script:
         """The standalone script: imports, what ran, and ``end``."""
         body = [*self.lines, *end.splitlines()]
         if not self._uses(r"\bd\b", [line for line in body if not line.startswith("d = ")]):
-            body = [line for line in body if line != "d = plain(w)"]
+            body = [line for line in body if line != _PLAIN]
         helpers = []
         name = self.subject.cls.__name__
         read = re.sub(r"\bt\b", "t", self.subject.to_plain_text)

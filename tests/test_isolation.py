@@ -25,7 +25,11 @@ def _serve(request: object) -> object:
 
 @pytest.mark.parametrize(
     ("request_", "kind", "text"),
-    [("exit", "killed:exit", "exit code 3"), ("segfault", "killed:SIGSEGV", "SIGSEGV"), ("hang", "hang", "no end within 0.5 s")],
+    [
+        ("exit", "killed:exit", "exit code 3"),
+        ("segfault", "killed:SIGSEGV", "SIGSEGV"),
+        ("hang", "hang", "no end within 0.5 s"),
+    ],
 )
 def test_a_worker_that_dies_says_how(request_: str, kind: str, text: str) -> None:
     worker = Worker(_serve)

@@ -23,7 +23,10 @@ def _raised(source: str) -> BaseException:
     ("source", "verdict"),
     [
         ("raise NotImplementedError('no t()')", "refused"),
-        ("try:\n    raise NotImplementedError('x')\nexcept Exception as e:\n    raise RuntimeError('wrapped') from e", "refused"),
+        (
+            "try:\n    raise NotImplementedError('x')\nexcept Exception as e:\n    raise RuntimeError('wrapped') from e",
+            "refused",
+        ),
         ("raise TypeError('no implementation found for torch.add')", "refused"),
         ("raise TypeError('Multiple dispatch failed for aten.add')", "refused"),
         ("raise RuntimeError('While copying: NotImplementedError(...)')", "refused"),
@@ -83,7 +86,10 @@ def test_a_value_finding_says_where_and_how_much() -> None:
     got[2, 3] -= 4
     found = compare(got, want, None, "op")
     assert found is not None
-    assert found.message == "op is wrong in 2 of 12 elements; largest difference 4 at [2, 3]; first at [1, 2]: got 6.5, expected 6."
+    assert (
+        found.message
+        == "op is wrong in 2 of 12 elements; largest difference 4 at [2, 3]; first at [1, 2]: got 6.5, expected 6."
+    )
 
 
 def test_the_multilinear_bound_admits_rounding_and_no_more() -> None:

@@ -72,7 +72,9 @@ def test_a_one_argument_constructor_and_the_plain_class_are_conventions_too() ->
 
 
 def test_variants_get_recipes_and_shapes_of_their_own() -> None:
-    subject = complete(Subject(RowInt8, make=RowInt8.from_hp, variants={"wide": {"make": OnlyGroups32.from_hp, "cls": OnlyGroups32}}))
+    subject = complete(
+        Subject(RowInt8, make=RowInt8.from_hp, variants={"wide": {"make": OnlyGroups32.from_hp, "cls": OnlyGroups32}})
+    )
     assert subject.variant_names() == ("default", "wide")
     assert subject.at("wide").shapes[0] == (32, 128)
 

@@ -188,7 +188,9 @@ class CopyTests(SerializationChecks):
         script.expect("v.grad is not None", "w.grad is set, and copy.deepcopy(w).grad is None.", kind="grad")
         script.equal("v.grad", "w.grad", label="copy.deepcopy(w).grad")
 
-    @over("w.t().contiguous()", "w.t().clone(memory_format=torch.contiguous_format)", "w[:, 8:16].contiguous()", "w.contiguous()")
+    @over(
+        "w.t().contiguous()", "w.t().clone(memory_format=torch.contiguous_format)", "w[:, 8:16].contiguous()", "w.contiguous()"
+    )
     @check(
         axes="one",
         why="kernels ask for contiguous data, and read memory in that order",
@@ -200,7 +202,9 @@ class CopyTests(SerializationChecks):
         script = self.script()
         script.run(f"v = {expression}")
         script.expect(
-            "v.is_contiguous()", f"{expression} is not contiguous: strides {{v.stride()}} for shape {{tuple(v.shape)}}.", kind="stride"
+            "v.is_contiguous()",
+            f"{expression} is not contiguous: strides {{v.stride()}} for shape {{tuple(v.shape)}}.",
+            kind="stride",
         )
         script.equal("plain(v)", re.sub(r"\bw\b", "d", expression), label=expression)
 

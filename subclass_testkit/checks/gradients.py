@@ -350,7 +350,12 @@ class GradientFlowTests(CheckGroup):
             g=self._lead_grad(lead),
         )
 
-    @over("F.linear(x, w, bias=b)", "F.linear(x, weight=w, bias=b)", "F.linear(input=x, weight=w, bias=b)", "torch.addmm(b, x, w.t())")
+    @over(
+        "F.linear(x, w, bias=b)",
+        "F.linear(x, weight=w, bias=b)",
+        "F.linear(input=x, weight=w, bias=b)",
+        "torch.addmm(b, x, w.t())",
+    )
     @check(
         axes="one", needs=("inference",), why=_WHY, fix="normalise arguments in one place, so that keywords take the same path"
     )

@@ -12,7 +12,7 @@ from subclass_testkit import oracle
 from subclass_testkit.check import check, over
 from subclass_testkit.checks.base import CheckGroup
 from subclass_testkit.outcome import CheckFailed, Finding, Refused
-from subclass_testkit.script import Script
+from subclass_testkit.script import Script, execute
 
 _ROWS = ("w[8:16]", "w[8:]", "w[:8]", "w[-8:]", "w[3:4]", "w[8:10**9]", "w[0:0]", "w[-9:-2]", "w[16:]")
 _COLUMNS = ("w[:, 8:16]", "w[:, 16:]", "w[:, :16]", "w[:, -16:]", "w[:, 5:6]", "w[..., 8:16]")
@@ -158,6 +158,9 @@ _WINDOWS = (
     "w.unbind()[2]",
     "w.transpose(0, 1)",
 )
+
+_UPDATED = ("w[8:16]", "w.t()", "w[:, 8:16]", "w.detach()")
+_UPDATES = ("v.add_(torch.full_like(plain(v), 3.0))", "v.neg_()")
 
 _WHY_VALUES = "servers and sharding code take slices of weights; wrong rows or scales give wrong outputs, without an error"
 _FIX_SLICE = "slice every inner tensor that varies along the dimension (scales, zero points) together with the data, or raise NotImplementedError"
@@ -369,6 +372,31 @@ class SlicingTests(CheckGroup):
         mask = torch.zeros(like.shape, dtype=torch.bool)
         eval(window, {"w": mask, "torch": torch}).fill_(True)  # noqa: S307  # our own text
         return mask
+
+    @over(*((f"v = {window}; {update}", window, update) for window in _UPDATED for update in _UPDATES))
+    @check(
+        why="a step on a parameter that is a view (a tied head, a transposed weight) is lost without an error",
+        fix="write through the view's own inner tensors (a .contiguous() of them is a copy), or refuse the update",
+    )
+    def test_update_of_a_view(self, name: str, window: str, update: str) -> None:
+        """An in-place update of a view gives the updated values, to within a requantization, in the view and in the base; or is refused."""
+        self.two_dim()
+        script = self.script()
+        script.run(f"v = {window}")
+        if not script.value("isinstance(v, type(w))", extend=False):
+            return  # the check of writes through views is about these
+        # The oracle updates the same view of the plain base: an error bound holds for the base's own rows and groups.
+        plain_update = re.sub(r"\bv\b", _on_plain(window), update)
+        base = script["d"].clone()
+        execute(plain_update, {**script.ns, "d": base})
+        bound = self.requantization(script, base)
+        if isinstance(bound, torch.Tensor):
+            bound = execute(_on_plain(window), {"d": bound})
+        script.run(f"with torch.no_grad(): _ = {update}")
+        script.run(f"_ = {plain_update}\nwanted = {_on_plain(window)}")
+        likely = "the update went into a copy of the inner tensors."
+        script.equal("plain(v)", "wanted", label=f"v = {window} after {update}", bound=bound, likely=likely)
+        script.equal(f"plain({window})", "plain(v)", label=f"{window} of the base after {update}", likely=likely)
 
     @over(*_WINDOWS)
     @check(

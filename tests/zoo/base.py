@@ -146,9 +146,7 @@ class ZooTensor(torch.Tensor):
         if func is torch.Tensor.share_memory_:
             return args[0].share_inner_memory()
         if func in STORAGE_FUNCTIONS:
-            raise NotImplementedError(
-                f"{cls.__name__} has no storage of its own: dequantize() or copy_() instead"
-            )
+            raise NotImplementedError(f"{cls.__name__} has no storage of its own: dequantize() or copy_() instead")
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
 
@@ -217,9 +215,7 @@ class ZooTensor(torch.Tensor):
             raise NotImplementedError(f"{cls.__name__} can't become {layout}")
         if dtype is not None and not dtype.is_floating_point:
             raise NotImplementedError(f"{cls.__name__} can't become {dtype}: dequantize() first")
-        options = dict(
-            device=device, pin_memory=pin_memory, non_blocking=non_blocking, memory_format=memory_format
-        )
+        options = dict(device=device, pin_memory=pin_memory, non_blocking=non_blocking, memory_format=memory_format)
         return w.map_inner(lambda t: func(t, **options), casts=w.cast_to(dtype))
 
     @classmethod

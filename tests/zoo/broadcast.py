@@ -40,9 +40,7 @@ class BroadcastTensor(ZooTensor):
             if isinstance(error, NotImplementedError):
                 raise
             func(w.qdata, *args)  # an illegal view has its usual error
-            raise NotImplementedError(
-                f"{cls.__name__} can't view {tuple(w.shape)} as {args}: scales differ"
-            ) from error
+            raise NotImplementedError(f"{cls.__name__} can't view {tuple(w.shape)} as {args}: scales differ") from error
 
     op__unsafe_view = op__reshape_alias = op_view
 
@@ -107,9 +105,7 @@ class BroadcastTensor(ZooTensor):
 
     def check_writable(self):
         if self.numel() and self.sharing() != self.group:
-            raise NotImplementedError(
-                f"can't write into part of a {type(self).__name__}'s group: its scale is shared"
-            )
+            raise NotImplementedError(f"can't write into part of a {type(self).__name__}'s group: its scale is shared")
 
     def write(self, hp):
         side = getattr(self, self.inner_names[1])
@@ -126,9 +122,7 @@ class BroadcastTensor(ZooTensor):
     @classmethod
     def quantize(cls, hp):
         if not hp.is_floating_point() or hp.dim() < 1 or hp.shape[-1] == 0:
-            raise ValueError(
-                f"{cls.__name__} needs floating values and a last dimension, got {hp.dtype} {hp.shape}"
-            )
+            raise ValueError(f"{cls.__name__} needs floating values and a last dimension, got {hp.dtype} {hp.shape}")
         return (*cls.encode(hp, [hp.dim() - 1]), hp.shape[-1], (hp.dtype,))
 
 
@@ -160,9 +154,7 @@ def follow(w, size, stride, offset):
             if w.stride(d):
                 steps[d], distance = divmod(distance, w.stride(d))
         if distance:
-            raise NotImplementedError(
-                f"as_strided({size}, {stride}) doesn't follow the rows of {tuple(w.shape)}"
-            )
+            raise NotImplementedError(f"as_strided({size}, {stride}) doesn't follow the rows of {tuple(w.shape)}")
         return steps
 
     start = coordinates(offset - w.storage_offset())
@@ -170,7 +162,5 @@ def follow(w, size, stride, offset):
     for d in range(w.dim()):
         last = start[d] + sum((n - 1) * step[d] for n, step in zip(size, steps, strict=True))
         if all(size) and (start[d] < 0 or last >= w.shape[d]):
-            raise NotImplementedError(
-                f"as_strided({size}, {stride}) runs across the rows of {tuple(w.shape)}"
-            )
+            raise NotImplementedError(f"as_strided({size}, {stride}) runs across the rows of {tuple(w.shape)}")
     return start, steps

@@ -9,9 +9,7 @@ from tests.zoo.registry import load_zoo
 from tests.zoo.witnesses import WITNESSES, source
 
 CORRECT, BROKEN = load_zoo()
-SHOWN = [
-    entry for entry in BROKEN if entry.group != "isolation"
-]  # a killer can't be watched from its own process
+SHOWN = [entry for entry in BROKEN if entry.group != "isolation"]  # a killer can't be watched from its own process
 
 
 @pytest.mark.parametrize("entry", SHOWN, ids=lambda entry: entry.name)

@@ -109,14 +109,12 @@ def grads_differ(run, rows=6, cols=16, frozen=False, x_shape=(3, 4, 16), toleran
         w = torch.nn.Parameter(cls.from_hp(source(rows, cols)), requires_grad=not frozen)
         d = torch.nn.Parameter(w.detach().dequantize().clone(), requires_grad=not frozen)
         leaves = [
-            (torch.linspace(-2, 2, torch.Size(x_shape).numel()).reshape(x_shape), torch.arange(float(rows)))
-            for _ in range(2)
+            (torch.linspace(-2, 2, torch.Size(x_shape).numel()).reshape(x_shape), torch.arange(float(rows))) for _ in range(2)
         ]
         got = grads(w, *(t.requires_grad_() for t in leaves[0]))
         want = grads(d, *(t.requires_grad_() for t in leaves[1]))
         return any(
-            (a is None) != (b is None) or (a is not None and not same(a, b, tolerance))
-            for a, b in zip(got, want, strict=True)
+            (a is None) != (b is None) or (a is not None and not same(a, b, tolerance)) for a, b in zip(got, want, strict=True)
         )
 
     return witness
@@ -286,9 +284,7 @@ def untied(cls) -> bool:
 
 def half_overflows(cls) -> bool:
     w = cls.from_hp(source(dtype=torch.float16).abs())
-    return not same(
-        F.linear(torch.full((2, 16), 60.0).half(), w), w.dequantize().sum(1).mul(60).expand(2, 6), 0.02
-    )
+    return not same(F.linear(torch.full((2, 16), 60.0).half(), w), w.dequantize().sum(1).mul(60).expand(2, 6), 0.02)
 
 
 def rounds_alike(cls) -> bool:
@@ -467,9 +463,7 @@ WITNESSES: dict[str, Witness] = {
     "NonContiguousInputMisread": differs(lambda w: F.linear(matrix(16, 4).t(), w)),
     "EmptyBatchIndexError": differs(lambda w: F.linear(matrix()[:0], w)),
     "LinearClampsInput": differs(lambda w: (x := matrix(), F.linear(x, w))[0]),
-    "AddmmIgnoresAlphaBeta": differs(
-        lambda w: torch.addmm(torch.ones(4, 16), matrix(4, 6), w, alpha=2, beta=3)
-    ),
+    "AddmmIgnoresAlphaBeta": differs(lambda w: torch.addmm(torch.ones(4, 16), matrix(4, 6), w, alpha=2, beta=3)),
     "SquareMmTransposed": differs(lambda w: w @ matrix(16, 4), 16, 16),
     "CatUsesFirstScales": differs(lambda w: torch.cat([w[:3], w[3:]])),
     "EmbeddingUsesFirstScale": differs(lambda w: F.embedding(torch.tensor([0, 4]), w)),
@@ -481,15 +475,11 @@ WITNESSES: dict[str, Witness] = {
     "OutNotWritten": differs(lambda w: (o := torch.zeros(6, 16), torch.add(w, 1, out=o))[0]),
     "LastGroupUsesPreviousScale": differs(lambda w: F.linear(matrix(), w)),
     "MmUsesFirstGroupScale": differs(lambda w: matrix(4, 6) @ w),
-    "ActivationScaleOfFirstRow": differs(
-        lambda w: F.linear(matrix() * torch.tensor([[0.1], [1], [2], [9]]), w), tolerance=0.6
-    ),
+    "ActivationScaleOfFirstRow": differs(lambda w: F.linear(matrix() * torch.tensor([[0.1], [1], [2], [9]]), w), tolerance=0.6),
     "KeywordWeightIgnoresScale": differs(lambda w: F.linear(matrix(), weight=w)),
     "OddMvDropsLast": differs(lambda w: w[:5] @ vector()),
     # gradients
-    "LinearCutsGraph": lambda cls: (
-        not F.linear(matrix().requires_grad_(), cls.from_hp(source())).requires_grad
-    ),
+    "LinearCutsGraph": lambda cls: not F.linear(matrix().requires_grad_(), cls.from_hp(source())).requires_grad,
     "WeightGradOfFirstBatch": grads_differ(squared),
     "SquareWeightGradTransposed": grads_differ(squared, 16, 16),
     "GradOutputMutated": mutated_grad,
@@ -498,9 +488,7 @@ WITNESSES: dict[str, Witness] = {
     "NonContiguousGradMisread": grads_differ(transposed_grad, x_shape=(4, 16)),
     "FrozenWeightStopsInputGrad": grads_differ(squared, frozen=True),
     "InputGradUsesFirstScale": grads_differ(squared),
-    "DequantizeNotDifferentiable": lambda cls: (
-        not torch.nn.Parameter(cls.from_hp(source())).dequantize().requires_grad
-    ),
+    "DequantizeNotDifferentiable": lambda cls: not torch.nn.Parameter(cls.from_hp(source())).dequantize().requires_grad,
     "ConstructorNotDifferentiable": lambda cls: not cls.from_hp(source().requires_grad_()).requires_grad,
     "KeywordBiasDetached": grads_differ(lambda x, w, b: F.linear(x, w, bias=b).square().sum().backward()),
     "MutationAfterSaveUnnoticed": mutation_unnoticed,
@@ -515,9 +503,7 @@ WITNESSES: dict[str, Witness] = {
     "AddIgnoresAlpha": update_differs(step(SGD, lr=0.5)),
     "AddcdivIgnoresValue": update_differs(step(ADAMW, lr=0.5)),
     "MulInPlaceIsNoOp": update_differs(step(ADAMW, lr=0.5, weight_decay=0.5)),
-    "StateIsQuantized": lambda cls: (
-        not torch.equal(torch.zeros_like(cls.from_hp(source())).add_(source()), source())
-    ),
+    "StateIsQuantized": lambda cls: not torch.equal(torch.zeros_like(cls.from_hp(source())).add_(source()), source()),
     "FirstRowNotUpdated": update_differs(step(SGD, lr=0.5)),
     "CodesUpdatedScaleNot": update_differs(step(SGD, lr=3.0)),
     "SecondStepLost": update_differs(step(SGD, lr=0.5, steps=2)),
@@ -528,9 +514,7 @@ WITNESSES: dict[str, Witness] = {
     "StochasticRoundsDown": biased,
     "StochasticReseeds": rounds_alike,
     "AddSubtracts": update_differs(lambda w: w.add_(matrix(6), alpha=0.5)),
-    "Bfloat16UpdateKeepsScale": update_differs(
-        step(SGD, lr=3.0), hp=source(dtype=torch.bfloat16), tolerance=0.1
-    ),
+    "Bfloat16UpdateKeepsScale": update_differs(step(SGD, lr=3.0), hp=source(dtype=torch.bfloat16), tolerance=0.1),
     # compilation
     "CompiledLinearWithoutBias": compiled(lambda w: F.linear(matrix(), w, BIAS)),
     "CompiledSliceFromZero": compiled(lambda w: w[2:4] * 1.0),
@@ -553,32 +537,22 @@ WITNESSES: dict[str, Witness] = {
     "NonBlockingTypeError": differs(lambda w: w.to(torch.float64, non_blocking=True)),
     "ToLosesTag": loses(lambda w: w.double(), "tag"),
     "CopyTrueIsAlias": not_independent(lambda w: w.to("cpu", copy=True)),
-    "DeviceAndDtypeTogether": lambda cls: (
-        cls.from_hp(source()).to("meta", torch.bfloat16).dtype != torch.bfloat16
-    ),
+    "DeviceAndDtypeTogether": lambda cls: cls.from_hp(source()).to("meta", torch.bfloat16).dtype != torch.bfloat16,
     "ModuleToLosesClass": to_bfloat16_ignored,
-    "ZerosLikeIgnoresDevice": lambda cls: (
-        torch.zeros_like(cls.from_hp(source()), device="meta").device.type != "meta"
-    ),
+    "ZerosLikeIgnoresDevice": lambda cls: torch.zeros_like(cls.from_hp(source()), device="meta").device.type != "meta",
     "OnesLikeIsZero": differs(torch.ones_like),
     "NewZerosIgnoresSize": differs(lambda w: w.new_zeros(2, 3)),
-    "EmptyLikeIgnoresDtype": lambda cls: (
-        torch.empty_like(cls.from_hp(source()), dtype=torch.float64).dtype != torch.float64
-    ),
+    "EmptyLikeIgnoresDtype": lambda cls: torch.empty_like(cls.from_hp(source()), dtype=torch.float64).dtype != torch.float64,
     # copies
     "DeepcopySharesInner": not_independent(copy.deepcopy),
     "CloneSharesInner": not_independent(torch.clone),
     "CloneSharesScale": not_independent(torch.clone),
     "CopyFromPlainAttributeError": raises(lambda cls: cls.from_hp(source()).copy_(source()), AttributeError),
-    "CopyIsNoOp": lambda cls: (
-        not same(cls.from_hp(source()).copy_(cls.from_hp(source().flip(0))), source().flip(0), 0.05)
-    ),
+    "CopyIsNoOp": lambda cls: not same(cls.from_hp(source()).copy_(cls.from_hp(source().flip(0))), source().flip(0), 0.05),
     "CopyKeepsOldScale": lambda cls: (
         not same(cls.from_hp(source()).copy_(cls.from_hp(source().flip(0))), source().flip(0), 0.05)
     ),
-    "CopyMisreadsNonContiguous": lambda cls: (
-        not same(cls.from_hp(source()).copy_(matrix(16, 6).t()), matrix(16, 6).t(), 0.05)
-    ),
+    "CopyMisreadsNonContiguous": lambda cls: not same(cls.from_hp(source()).copy_(matrix(16, 6).t()), matrix(16, 6).t(), 0.05),
     "CopyToPlainGivesCodes": differs(lambda w: torch.zeros(6, 16).copy_(w)),
     "CopyAcceptsLongerSource": lambda cls: (
         not raises(lambda c: c.from_hp(source()).copy_(torch.ones(7, 16)), RuntimeError)(cls)
@@ -600,38 +574,26 @@ WITNESSES: dict[str, Witness] = {
     "FlattenGivesCodes": differs(lambda w: torch.nn.utils.parameters_to_vector([w])),
     "NarrowedCopyKeepsScale": write_differs(lambda w: w.narrow(0, 2, 2), value=100.0),
     "LerpIgnoresWeight": update_differs(lambda w: w.lerp_(matrix(6), 0.01)),
-    "DeepcopyUnfreezes": lambda cls: (
-        copy.deepcopy(torch.nn.Parameter(cls.from_hp(source()), False)).requires_grad
-    ),
+    "DeepcopyUnfreezes": lambda cls: copy.deepcopy(torch.nn.Parameter(cls.from_hp(source()), False)).requires_grad,
     "SharedBetweenInstances": two_sources_share,
-    "ParameterOfViewCopies": write_differs(
-        lambda w: torch.nn.Parameter(w[2:4], False) if isinstance(w, ZooTensor) else w[2:4]
-    ),
+    "ParameterOfViewCopies": write_differs(lambda w: torch.nn.Parameter(w[2:4], False) if isinstance(w, ZooTensor) else w[2:4]),
     # protocol
-    "ContextHoldsTensor": lambda cls: any(
-        isinstance(c, torch.Tensor) for c in cls.from_hp(source()).__tensor_flatten__()[1]
-    ),
+    "ContextHoldsTensor": lambda cls: any(isinstance(c, torch.Tensor) for c in cls.from_hp(source()).__tensor_flatten__()[1]),
     "UnflattenLosesTag": loses(rebuilt, "tag"),
     "UnflattenDropsOptional": differs(lambda w: rebuilt(w) if isinstance(w, ZooTensor) else w),
     "ReprCrashesOnMeta": raises(lambda cls: repr(cls.from_hp(source().to("meta"))), RuntimeError),
     "ReprPrintsEverything": lambda cls: len(repr(cls.from_hp(source(64, 64)))) > 10_000,
-    "NumpyGivesCodes": raises(
-        lambda cls: 1 / (cls.from_hp(source()).numpy().dtype.kind == "f"), ZeroDivisionError
-    ),
+    "NumpyGivesCodes": raises(lambda cls: 1 / (cls.from_hp(source()).numpy().dtype.kind == "f"), ZeroDivisionError),
     "ConstructorUsesGenerator": changes_global(torch.get_rng_state, lambda cls, w: cls.from_hp(source())),
     "LeavesGradModeOff": changes_global(torch.is_grad_enabled, lambda cls, w: w.dequantize()),
-    "LinearSetsDefaultDtype": changes_global(
-        torch.get_default_dtype, lambda cls, w: F.linear(matrix().double(), w)
-    ),
+    "LinearSetsDefaultDtype": changes_global(torch.get_default_dtype, lambda cls, w: F.linear(matrix().double(), w)),
     "ReferenceCycle": leaks,
     "ZeroRowIsNan": far_from(torch.stack([torch.zeros(16), vector()])),
     "TinyRowsUnderflow": far_from(torch.stack([vector() * 1e-20, vector()])),
     "NotIdempotent": lambda cls: not same(cls.from_hp((w := cls.from_hp(source())).dequantize()), w),
     "NonContiguousSourceMisread": far_from(source(16, 6).t()),
     "InnerRequiresGrad": lambda cls: cls.from_hp(source()).scale.requires_grad,
-    "HidesDenseTensor": lambda cls: any(
-        isinstance(v, torch.Tensor) for v in cls.from_hp(source()).extra_state().values()
-    ),
+    "HidesDenseTensor": lambda cls: any(isinstance(v, torch.Tensor) for v in cls.from_hp(source()).extra_state().values()),
     "ReportsFloat32": lambda cls: cls.from_hp(source(dtype=torch.bfloat16)).dtype != torch.bfloat16,
     "FlattenNotRepeatable": context_changed(lambda w: w.__tensor_flatten__()),
     "ContextEqualityIsAList": lambda cls: (

@@ -118,7 +118,11 @@ class OffsetNotReported(RowInt8):
         return size, stride, 0, dtype
 
 
-@broken(group="compilation", ref="pt#118896")
+@broken(
+    group="compilation",
+    ref="pt#118896",
+    variants={"negated": {"make": "ContextComparesEqual.from_hp(-hp).negated()"}},
+)
 class ContextComparesEqual(Lossless):
     """Contexts with different tags (which change the values) compare equal: no recompilation."""
 

@@ -85,12 +85,7 @@ class CopyMisreadsNonContiguous(RowInt8):
 
     @classmethod
     def op_copy_(cls, func, w, src, non_blocking):
-        if (
-            type(src) is torch.Tensor
-            and src.dim() == 2
-            and not src.is_contiguous()
-            and src.t().is_contiguous()
-        ):
+        if type(src) is torch.Tensor and src.dim() == 2 and not src.is_contiguous() and src.t().is_contiguous():
             src = src.t().reshape(src.shape)
         return super().op_copy_(func, w, src, non_blocking)
 

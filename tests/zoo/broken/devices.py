@@ -121,9 +121,7 @@ class ModuleToLosesClass(RowInt8):
     @classmethod
     def op__to_copy(cls, func, w, dtype, layout, device, pin_memory, non_blocking, memory_format):
         if dtype in (None, w.dtype):
-            return super().op__to_copy(
-                func, w, dtype, layout, device, pin_memory, non_blocking, memory_format
-            )
+            return super().op__to_copy(func, w, dtype, layout, device, pin_memory, non_blocking, memory_format)
         return func(w.values(), dtype=dtype, device=device)
 
     @classmethod

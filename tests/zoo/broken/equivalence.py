@@ -194,9 +194,7 @@ class ClampIgnoresMax(RowInt8):
 
     @classmethod
     def op_clamp(cls, func, w, low, high, *out):
-        return (
-            w.values() if low is None else cls.fallback(func, (w, low, high), {"out": out[0]} if out else {})
-        )
+        return w.values() if low is None else cls.fallback(func, (w, low, high), {"out": out[0]} if out else {})
 
 
 @broken(group="equivalence")

@@ -31,9 +31,7 @@ class Lossless(ZooTensor):
     def op_slice(cls, func, w, *args):
         return w.map_inner(lambda t: func(t, *args))
 
-    op_select = op_t = op_transpose = op_permute = op_unsqueeze = op_squeeze = op_diagonal = op_unfold = (
-        op_slice
-    )
+    op_select = op_t = op_transpose = op_permute = op_unsqueeze = op_squeeze = op_diagonal = op_unfold = op_slice
     op_view = op__unsafe_view = op__reshape_alias = op_as_strided = op_slice
 
     @classmethod
@@ -48,9 +46,7 @@ class Lossless(ZooTensor):
 
     @classmethod
     def op__to_copy(cls, func, w, dtype, layout, device, pin_memory, non_blocking, memory_format):
-        options = dict(
-            device=device, pin_memory=pin_memory, non_blocking=non_blocking, memory_format=memory_format
-        )
+        options = dict(device=device, pin_memory=pin_memory, non_blocking=non_blocking, memory_format=memory_format)
         return w.map_inner(lambda t: func(t, dtype=dtype, layout=layout, **options))
 
     @classmethod

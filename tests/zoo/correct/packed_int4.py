@@ -26,9 +26,7 @@ class PackedInt4(ZooTensor):
     @classmethod
     def quantize(cls, hp):
         if not hp.is_floating_point() or hp.dim() != 2 or hp.shape[1] % GROUP or not hp.shape[1]:
-            raise ValueError(
-                f"{cls.__name__} needs floating [N, K], K a multiple of {GROUP}: got {tuple(hp.shape)}"
-            )
+            raise ValueError(f"{cls.__name__} needs floating [N, K], K a multiple of {GROUP}: got {tuple(hp.shape)}")
         return (*cls.encode(hp), (hp.dtype,))
 
     @classmethod
@@ -56,15 +54,11 @@ class PackedInt4(ZooTensor):
         end = max(begin, end)
         if step != 1 or begin % GROUP or end % GROUP:
             raise NotImplementedError(f"{cls.__name__} can't cut groups of {GROUP}: [{begin}:{end}:{step}]")
-        return w.map_inner(
-            lambda t: func(t, 1, begin * t.shape[1] // w.shape[1], end * t.shape[1] // w.shape[1])
-        )
+        return w.map_inner(lambda t: func(t, 1, begin * t.shape[1] // w.shape[1], end * t.shape[1] // w.shape[1]))
 
     @classmethod
     def op_split(cls, func, w, size, dim):
-        return cls.op_split_with_sizes(
-            func, w, [min(size, w.shape[dim] - i) for i in range(0, w.shape[dim], size)], dim
-        )
+        return cls.op_split_with_sizes(func, w, [min(size, w.shape[dim] - i) for i in range(0, w.shape[dim], size)], dim)
 
     @classmethod
     def op_split_with_sizes(cls, func, w, sizes, dim):
@@ -88,12 +82,7 @@ class PackedInt4(ZooTensor):
         """Whole rows, and aligned columns of them: what torch.compile needs to replay a view of an input."""
         offset = (w.storage_offset() if storage_offset is None else storage_offset) - w.storage_offset()
         row, column = divmod(offset, w.stride(0))
-        fits = (
-            len(size) == 2
-            and stride[1] == 1
-            and stride[0] % w.stride(0) == 0
-            and column + size[1] <= w.shape[1]
-        )
+        fits = len(size) == 2 and stride[1] == 1 and stride[0] % w.stride(0) == 0 and column + size[1] <= w.shape[1]
         if not fits:
             raise NotImplementedError(f"{cls.__name__} can't be restrided to {tuple(size)}, {tuple(stride)}")
         step = stride[0] // w.stride(0)

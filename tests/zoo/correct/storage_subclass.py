@@ -10,9 +10,7 @@ from torch.utils._pytree import tree_leaves
 from tests.zoo.registry import correct
 
 
-@correct(
-    note="results of arithmetic are of the class too, as by torch's default; torch.compile isn't claimed"
-)
+@correct(note="results of arithmetic are of the class too, as by torch's default; torch.compile isn't claimed")
 class StorageSubclass(torch.Tensor):
     """A tensor with storage and an `origin`, made by _make_subclass."""
 

@@ -13,9 +13,7 @@ class TensorInt8(RowInt8):
     @classmethod
     def quantize(cls, hp):
         if not hp.is_floating_point() or hp.numel() == 0:
-            raise ValueError(
-                f"{cls.__name__} needs a non-empty floating tensor, got {hp.dtype} {tuple(hp.shape)}"
-            )
+            raise ValueError(f"{cls.__name__} needs a non-empty floating tensor, got {hp.dtype} {tuple(hp.shape)}")
         return (*cls.encode(hp, list(range(hp.dim()))), hp.numel(), (hp.dtype,))
 
     @classmethod
