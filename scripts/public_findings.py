@@ -18,6 +18,7 @@ import torch
 from subclass_testkit import adapters, check_subclass
 from subclass_testkit.api import Report
 from subclass_testkit.outcome import Outcome, Result
+from subclass_testkit.report import json
 from subclass_testkit.report.terminal import group_failures
 
 ROOT = Path(__file__).parent.parent
@@ -34,7 +35,9 @@ BEGIN, END = "<!-- findings: written by scripts/public_findings.py -->", "<!-- /
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("only", nargs="?", default="", help="only paths that contain this; then nothing is written")
-    only = parser.parse_args().only
+    parser.add_argument("--json", type=Path, help="also write each report into this folder")
+    arguments = parser.parse_args()
+    only = arguments.only
     reports: list[tuple[str, Report, float]] = []
     for path in adapters.bundled():
         if only not in path or not _installed(path):
@@ -42,6 +45,8 @@ def main() -> int:
         start = time.perf_counter()
         report = check_subclass(path)
         reports.append((path, report, time.perf_counter() - start))
+        if arguments.json:
+            json.write(arguments.json / f"{path}.json", report.to_json())
         print(_row(path, report), f"({reports[-1][2]:.0f} s)", flush=True)
     if not only:
         _write(ROOT / "docs" / "findings.md", _document(reports))
