@@ -55,6 +55,8 @@ def main() -> int:
 
 
 def _installed(path: str) -> bool:
+    if path.split(".")[0] not in DISTRIBUTIONS:
+        return False  # the reference implementations: not a public library
     try:
         importlib.metadata.version(DISTRIBUTIONS[path.split(".")[0]])
     except importlib.metadata.PackageNotFoundError:

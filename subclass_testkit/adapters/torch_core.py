@@ -54,15 +54,7 @@ RECIPES: tuple[Recipe, ...] = (
         # a plain tensor with a mark: isinstance() looks at the mark, and results of operations don't carry it
         paths=("torch.nn.Buffer", "torch.nn.parameter.Buffer", "torch.nn.modules.module.Buffer"),
         make="torch.nn.Buffer(hp.clone())",
-        to_plain="t.detach()",
-        ndim=_ANY,
-        max_error=_EXACT,
-        wrapper=False,
-    ),
-    Recipe(
-        paths=("torch.nn.Parameter", "torch.nn.parameter.Parameter"),
-        make="torch.nn.Parameter(hp.clone())",
-        to_plain="t.detach()",
+        to_plain="t.clone()",
         ndim=_ANY,
         max_error=_EXACT,
         wrapper=False,

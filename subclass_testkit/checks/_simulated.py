@@ -23,7 +23,7 @@ class MovedGroup(TracedGroup):
         """The tensor ``name`` is of the class, wholly on ``device``, and has w's shape and context (``moved_dtype``: not its dtype)."""
         cls = self.subject.cls.__name__
         script.expect(
-            f"isinstance({name}, {cls})",
+            f"isinstance({name}, {'torch.Tensor' if self.decays_by_design else cls})",
             f"{label} gives a plain {{type({name}).__name__}}.",
             kind="class",
             likely="aten._to_copy falls back to plain values: a moved model silently takes the memory and the speed of a plain one.",

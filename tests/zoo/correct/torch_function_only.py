@@ -52,6 +52,9 @@ class UnitTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.module_load and (kwargs or {}).get("assign"):
+            # The stock one would make the Parameter where subclasses are switched off, and lose this one.
+            return torch.nn.Parameter(args[1], args[0].requires_grad)
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **(kwargs or {}))
         if func not in KEEPING or not isinstance(args[0], UnitTensor):
