@@ -33,6 +33,8 @@ class Claim:
 class Probes(CheckGroup):
     """One method a claim; it returns the reason when found, and raises when not. Not a group of checks."""
 
+    takes_packed = True
+
     def wrapper(self) -> str:
         if not self.subject.wrapper:
             raise CheckSkipped("the subject says wrapper=False")

@@ -226,8 +226,8 @@ def last_line(source: str) -> str:
 def assertion(found: Finding, got: str, want: str, bound: Any) -> str:
     """The line that fails in the reproduction as the check failed."""
     if found.kind in ("shape", "dtype", "device"):
-        return f"assert ({got}).{found.kind} == ({want}).{found.kind}"
+        return f"assert ({got}).{found.kind} == plain({got}).{found.kind} == ({want}).{found.kind}"
     if found.kind == "stride":
         return f"assert ({got}).stride() == ({want}).stride()"
-    atol = f"{float(bound.max()):.3g}" if isinstance(bound, torch.Tensor) and bound.numel() else "0"
+    atol = f"{float(bound.nan_to_num(0).max()):.3g}" if isinstance(bound, torch.Tensor) and bound.numel() else "0"
     return f"torch.testing.assert_close(plain({got}), plain({want}), rtol=0, atol={atol}, equal_nan=True)"

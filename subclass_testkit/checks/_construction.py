@@ -9,7 +9,7 @@ import torch
 from subclass_testkit import inputs, oracle
 from subclass_testkit.check import check, over
 from subclass_testkit.checks import _sources
-from subclass_testkit.checks._parts import OfValues
+from subclass_testkit.checks.base import CheckGroup
 from subclass_testkit.outcome import CheckFailed, CheckSkipped, Refused
 from subclass_testkit.script import Script
 
@@ -18,7 +18,7 @@ _FIX_BUILD = "clamp the scale to the smallest normal number before dividing by i
 _DRAWS = 64
 
 
-class ConstructionChecks(OfValues):
+class ConstructionChecks(CheckGroup):
     """What ``make`` gives."""
 
     def data(self, kind: str) -> str:

@@ -9,7 +9,7 @@ import torch
 from subclass_testkit import oracle
 from subclass_testkit.check import check, over
 from subclass_testkit.checks import _kept, _sources
-from subclass_testkit.checks._parts import OfValues
+from subclass_testkit.checks.base import CheckGroup
 from subclass_testkit.outcome import CheckFailed, Refused
 from subclass_testkit.script import Script, execute
 from subclass_testkit.subject import Subject
@@ -24,7 +24,7 @@ _FIX_FLATTEN = (
 _RECOGNISED = ("protocol/is-a-traceable-wrapper",)
 
 
-class FlattenChecks(OfValues):
+class FlattenChecks(CheckGroup):
     """Flatten, unflatten, context, inner tensors, and the report of shape, dtype, device and strides."""
 
     def matrix(self) -> None:

@@ -15,7 +15,7 @@ import torch
 from subclass_testkit import oracle
 from subclass_testkit.check import check, over
 from subclass_testkit.checks import _kept
-from subclass_testkit.checks._parts import OfValues
+from subclass_testkit.checks.base import CheckGroup
 from subclass_testkit.outcome import CheckFailed, CheckSkipped, Refused
 from subclass_testkit.script import Script
 
@@ -36,7 +36,7 @@ inner = [getattr(v, n) for n in v.__tensor_flatten__()[0]] if hasattr(v, "__tens
 torch.save([type(v).__qualname__, v.shape, v.stride(), v.dtype, v.requires_grad, inner], sys.argv[2])"""
 
 
-class SerializationChecks(OfValues):
+class SerializationChecks(CheckGroup):
     """torch.save and torch.load, and what else writes tensors to disk or to another process."""
 
     @over("w", "w.t()", "w[8:16]", "w[:, 8:16]", "w.detach()", "nn.Parameter(w)", "nn.Parameter(w, False)", "w.clone()")

@@ -154,7 +154,7 @@ class ServingChecks(LayerChecks):
         a, b = f"({adapters['A']}).requires_grad_()", f"({adapters['B']}).requires_grad_()"
         tolerance = oracle.multilinear(self.in_features + self.out_features)
         if place.startswith("beside"):
-            beside = f"y = {self.linear()} + F.linear(F.linear(x, A), B)\ny.backward(grad)\n(A.grad, B.grad)"
+            beside = f"y = {self.linear()} + F.linear(F.linear(x, A), B)\ntorch.autograd.grad(y, (A, B), grad)"
             self.agree(beside, tolerance=tolerance, x=self.x(), grad=self.grad(), A=a, B=b)
             return
         if self.case.activation_bits:
@@ -170,7 +170,7 @@ class ServingChecks(LayerChecks):
             kind="cut",
             likely=likely,
         )
-        self.agree(f"{forward}\ny.backward(grad)\n(A.grad,)", tolerance=tolerance, u=u, grad=self.grad(), A=a)
+        self.agree(f"{forward}\ntorch.autograd.grad(y, A, grad)", tolerance=tolerance, u=u, grad=self.grad(), A=a)
 
     @over(
         ("re-made", "merged = {made_sum}", "merged = {made_difference}"),

@@ -13,7 +13,7 @@ import torch
 
 from subclass_testkit import inputs, oracle
 from subclass_testkit.oracle import EXACT, Tolerance
-from subclass_testkit.outcome import CheckFailed, CheckSkipped, Finding, Refused
+from subclass_testkit.outcome import CheckFailed, CheckSkipped, Finding, NotClaimed, Refused
 from subclass_testkit.script import Script, assertion, execute, last_line
 from subclass_testkit.subject import Subject
 
@@ -53,6 +53,7 @@ class CheckGroup:
     """
 
     group: ClassVar[str] = ""
+    takes_packed: bool = False  # the check is also about tensors that show their packed storage (bitsandbytes' parameters)
     case: Case
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -131,7 +132,12 @@ class CheckGroup:
 
     def script(self, hp: str | None = None, **texts: str) -> Script:
         """A script with ``hp``, ``w`` and ``d`` made (from the standard weight unless ``hp`` is given), and ``texts`` as inputs."""
-        return Script(self.subject, self.hp() if hp is None else hp, texts)
+        script = Script(self.subject, self.hp() if hp is None else hp, texts)
+        if hp != "" and not self.takes_packed and "wrapper" not in self.case.found:
+            shown, values = (f"{list(script[n].shape)} {script[n].dtype}" for n in ("w", "d"))
+            if shown != values:
+                raise NotClaimed(f"no wrapper, and it shows its packed storage: {shown} for values of {values}")
+        return script
 
     def agree(
         self,
@@ -182,7 +188,7 @@ class CheckGroup:
         call_got, call_want = self._calls(script, operation)
         try:
             got = execute(_function(operation, script) + f"\n{call_got}" if "\n" in operation else operation, script.ns)
-        except (CheckFailed, CheckSkipped, Refused, KeyboardInterrupt):
+        except (CheckFailed, CheckSkipped, NotClaimed, Refused, KeyboardInterrupt):
             raise
         except BaseException as error:
             if isinstance(want, _Raised):

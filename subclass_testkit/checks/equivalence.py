@@ -44,6 +44,7 @@ class EquivalenceTests(EquivalenceGroup):
     def test_linear(self, name: str, lead: tuple[int, ...], bias: bool) -> None:
         """A linear layer equals the dense one on the dequantized weight: shape, dtype and values, for every shape of input."""
         self.need_shape(len(self.shape) == 2, "linear takes a matrix")
+        self.takes_packed = self.subject.linear is not None
         x = inputs.activation((*lead, self.in_features), self.dtype)
         texts = {"x": x, "b": self.bias()} if bias else {"x": x}
         suspects = {"the result without the bias": self.linear()} if bias else {}
