@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from subclass_testkit import oracle
+from subclass_testkit.calm import calm
 from subclass_testkit.check import CLAIMS
 from subclass_testkit.checks.base import Case, CheckGroup
 from subclass_testkit.outcome import CheckFailed, CheckSkipped, Refused
@@ -147,8 +147,7 @@ def probe(case: Case, name: str) -> Claim:
     method: Callable[[], str] = getattr(probes, name)
     declared = name in case.subject.declared
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with calm():
             return Claim(name, declared, True, method())
     except (Refused, CheckSkipped) as error:
         return Claim(name, declared, False, str(error))

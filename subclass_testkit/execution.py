@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-import warnings
-from typing import Any
 
 import torch
 
 from subclass_testkit import control, oracle
+from subclass_testkit.calm import calm
 from subclass_testkit.checks.base import Case
 from subclass_testkit.instances import Instance
 from subclass_testkit.outcome import CheckFailed, CheckSkipped, Finding, NotClaimed, Outcome, Refused, Result
@@ -43,7 +42,7 @@ def judged(instance: Instance, case: Case) -> Result:
     group = object.__new__(instance.mixin)
     group.case = case
     try:
-        with _calm():
+        with calm():
             torch.manual_seed(case.seed)
             instance.method(group)
     except CheckFailed as failure:
@@ -59,23 +58,6 @@ def judged(instance: Instance, case: Case) -> Result:
     except BaseException as error:
         return _stray(instance, error, case)
     return instance.result(Outcome.PASSED)
-
-
-class _calm(warnings.catch_warnings):  # reads as a context manager
-    """No warnings, and torch's global state restored afterwards, whatever the subject did to it."""
-
-    def __enter__(self) -> None:
-        super().__enter__()
-        warnings.simplefilter("ignore")
-        self._rng = torch.get_rng_state()
-        self._dtype = torch.get_default_dtype()
-        self._grad = torch.is_grad_enabled()
-
-    def __exit__(self, *details: Any) -> None:
-        torch.set_rng_state(self._rng)
-        torch.set_default_dtype(self._dtype)
-        torch.set_grad_enabled(self._grad)
-        super().__exit__(*details)
 
 
 def _failed(instance: Instance, finding: Finding) -> Result:

@@ -197,7 +197,8 @@ class CheckItem(pytest.Item):
     """One check instance."""
 
     def __init__(self, *, run: Run, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        # As text: pytest then parses it as it parses the ids that its cache has stored, so that --lf finds the item again.
+        super().__init__(**kwargs, nodeid=f"{kwargs['parent'].nodeid}::{kwargs['name']}")
         self.run = run
         self.check_result: Result | None = None
 

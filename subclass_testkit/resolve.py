@@ -9,7 +9,6 @@ import math
 import os
 import re
 import sys
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from subclass_testkit import inputs
+from subclass_testkit.calm import calm
 from subclass_testkit.check import did_you_mean
 from subclass_testkit.subject import Subject, SubjectError
 
@@ -136,8 +136,7 @@ def complete(subject: Subject) -> Subject:
     tried: list[str] = []
     given = subject.make is not None
     for candidate in _recipes(subject):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with calm():
             shapes = _legal_shapes(candidate, tried, inferred=not given)
         if not shapes:
             continue

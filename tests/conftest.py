@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 # pytester forgets the modules that an in-process run imports, but torch can't be imported twice: import it all before.
 import subclass_testkit.api
 import subclass_testkit.report.json  # noqa: F401
+from subclass_testkit.calm import calm
 from subclass_testkit.isolation import warm_up
 from tests.zoo.registry import load_zoo
 
@@ -14,6 +17,13 @@ warm_up()
 load_zoo()
 
 pytest_plugins = ["pytester"]
+
+
+@pytest.fixture(autouse=True)
+def _global_state_is_kept() -> Iterator[None]:
+    """Some classes of the zoo change grad mode or default dtype: that is their defect, and must not reach the next test."""
+    with calm():
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

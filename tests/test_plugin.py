@@ -106,7 +106,7 @@ def test_a_demanded_claim_that_is_not_found_fails(pytester: pytest.Pytester) -> 
     spec = "tests.zoo.correct.tensor_int8:TensorInt8"
     result = pytester.runpytest_inprocess(f"--subclass={spec}", "--subclass-checks=claims/*", "--subclass-claims=training")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["*training (*) is declared, but not found: *"])
+    result.stdout.fnmatch_lines(["*training (*) is declared, but not found:*"])
 
 
 def test_settings_in_pyproject_hold_and_unknown_ones_are_errors(pytester: pytest.Pytester) -> None:
