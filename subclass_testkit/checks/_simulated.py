@@ -120,7 +120,8 @@ class SimulatedGroup(MovedGroup):
         device = next((end for tail, end in SIM_ENDS.items() if text.endswith(tail)), "sim:0")
         script = self.simulated()
         self.on_sim(script, f"v = {text}")
-        if not isinstance(execute(text.replace(".to('sim')", ""), dict(script.ns)), self.subject.cls):
+        here = text.replace(".to('sim')", "")
+        if here not in (text, "w") and not isinstance(execute(here, dict(script.ns)), self.subject.cls):
             return  # the copy or view decays on the CPU too: no matter of devices
         self.arrived(script, "v", device, text, moved_dtype="bfloat16" in text or "half" in text)
         dtype = {"bfloat16": torch.bfloat16, "half": torch.float16}.get(

@@ -247,17 +247,6 @@ class OddTailDropped(PackedInt4):
         return super().quantize(hp[:, : hp.shape[1] // GROUP * GROUP] if hp.dim() == 2 else hp)
 
 
-@broken(group="protocol")
-class SourceThatRequiresGradFails(RowInt8):
-    """from_hp goes through numpy, which a tensor that requires grad refuses."""
-
-    @classmethod
-    def from_hp(cls, hp):
-        if hp.requires_grad:
-            hp.numpy()
-        return super().from_hp(hp)
-
-
 @broken(group="protocol", max_error="hp.double().abs().amax(-1, keepdim=True) * (0.5 / 127 + torch.finfo(d.dtype).eps)")
 class OutlierSaturates(RowInt8):
     """The scale is clipped to ten times the row's mean: one huge outlier is cut off."""
