@@ -298,6 +298,7 @@ class CopyTests(SerializationChecks):
                 script.ns["full"] = subject.plain(script["other"]) if "Foreign" not in text else script["a"]
             except Exception:
                 continue  # not every variant takes this shape
+            script.note("\n".join(line for line in subject.import_lines if line not in self.subject.import_lines))
             script.note(f"other = {text}\nfull = {'a' if 'Foreign' in text else 'plain(other)'}")
             if script["full"].shape != script["w"].shape:
                 continue
