@@ -13,7 +13,7 @@ from subclass_testkit.checks.base import CheckGroup
 from subclass_testkit.checks.slicing import shares_memory
 from subclass_testkit.oracle import multilinear
 from subclass_testkit.outcome import CheckFailed, Finding, NotClaimed, Refused
-from subclass_testkit.script import last_line
+from subclass_testkit.script import Script, last_line
 
 _WHY_CUT = "parameters before the operation get no gradient and never learn, without an error"
 _FIX_CUT = "compute in a torch.autograd.Function with a backward for every differentiable input, or raise NotImplementedError"
@@ -83,6 +83,8 @@ class GradientFlowTests(CheckGroup):
         script.run("p = nn.Parameter(w)" if operand == "p" else f"{operand}\np = nn.Parameter(w, False)")
         script.run(f"out = {self.linear(w='p', b='b')}")
         name = {"x": "input", "b": "bias", "p": "weight"}[operand[0]]
+        if name == "weight":
+            self._frozen_by_design(script)
         script.expect(
             "out.requires_grad",
             f"the {name} requires grad, but the output of the linear doesn't: its gradient is lost.",
@@ -93,14 +95,26 @@ class GradientFlowTests(CheckGroup):
     @over(*ops.PARAMETER_OPERATIONS)
     @check(axes="one", why=_WHY_CUT, fix=_FIX_CUT)
     def test_output_requires_grad(self, operation: str) -> None:
-        """The output of an operation on a Parameter requires grad; or the operation is refused."""
+        """The output of an operation on a Parameter of a class that trains requires grad; or the operation is refused."""
         self.matrix()
         script = self.script(**self._operands(operation))
         script.run("p = nn.Parameter(w)")
         if "to_plain(" in operation and "(" not in self.subject.to_plain_text:
             raise NotClaimed(f"{self.subject.to_plain_text} reads an attribute, which autograd doesn't see")
         script.run(f"out = {operation}")
+        self._frozen_by_design(script)
+        if "to_plain(" in operation and "quantized" not in self.case.found and not script["out"].requires_grad:
+            raise NotClaimed(
+                f"a wrapper without loss; {self.subject.to_plain_text} reads its inner tensor, which autograd doesn't see"
+            )
         script.expect("out.requires_grad", f"p requires grad, but {operation} doesn't: the gradient is lost.", kind="cut")
+
+    def _frozen_by_design(self, script: Script) -> None:
+        """A weight for inference may give no gradient: only a class that trains must not lose one."""
+        if "training" not in self.case.found and not script["out"].requires_grad:
+            raise NotClaimed(
+                f"training is not found, so the weight may be frozen: {self.case.facts.get('claims', {}).get('training', '')}"
+            )
 
     def _operands(self, operation: str) -> dict[str, str]:
         texts = {
