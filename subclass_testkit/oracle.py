@@ -6,7 +6,6 @@ import dis
 import math
 import re
 import types
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -291,6 +290,3 @@ def absolute(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
         return value.detach().double().abs()
     return value
-
-
-Operation = Callable[..., Any]

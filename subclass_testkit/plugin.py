@@ -111,6 +111,7 @@ class Session:
         self.config = config
         self.settings = settings
         self.runs: list[Run] = []
+        self.labels: dict[str, list[str]] = {}  # of subjects that have not been reached, where working ahead is worth it
         self.reports = [Path(p) for p in settings["report"] or ()]
         for path in self.reports:
             if path.suffix not in _REPORTS:
@@ -172,8 +173,14 @@ class Session:
             or self.config.getoption("numprocesses", None)
         ):
             return  # xdist uses the processors already
-        for run in self.runs[:1]:  # of several subjects, the others start when they are reached
-            run.work_ahead([i.name for i in session.items if isinstance(i, CheckItem) and i.run is run])
+        for item in session.items:
+            if isinstance(item, CheckItem):
+                self.labels.setdefault(item.run.spec, []).append(item.name)
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """The second process of a subject starts when its first check is reached."""
+        if isinstance(item, CheckItem) and (labels := self.labels.pop(item.run.spec, None)):
+            item.run.work_ahead(labels)
 
     def pytest_sessionfinish(self) -> None:
         for run in self.runs:

@@ -173,16 +173,20 @@ def _recipes(subject: Subject) -> Iterable[Subject]:
         makes: list[Any] = [subject.make]
     else:
         makes = [f"{name}.{b}(hp)" for b in BUILDERS if callable(getattr(cls, b, None))]
-        if any(k.__dict__.get(m) for k in cls.__mro__[:-1] if k is not torch.Tensor for m in ("__new__", "__init__")):
+        if {"__new__", "__init__"} & _own_names(cls):  # torch's own legacy constructor takes float32 only, and shares memory
             makes.append(f"{name}(hp)")
         makes.append(f"hp.as_subclass({name})")
     if subject.to_plain is not None:
         reads: list[Any] = [subject.to_plain]
     else:
         reads = [f"t.{r}()" for r in READERS if r in _own_names(cls)]
+        own_storage = not hasattr(cls, "__tensor_flatten__")
+        if own_storage:
+            reads.append("t.as_subclass(torch.Tensor)")
         if subject.wrapper and "dequantize" not in _own_names(cls):
             reads.append("F.linear(torch.eye(t.shape[-1], dtype=t.dtype, device=t.device), t).t()")
-        reads += ["t.as_subclass(torch.Tensor)", _FIRST_INNER]
+        if not own_storage:
+            reads.append(_FIRST_INNER)
     for make in makes:
         for read in reads:
             yield replace(subject, make=make, to_plain=read)

@@ -64,11 +64,14 @@ def test_the_shape_ladder_finds_a_blocked_format_two_blocks_wide() -> None:
 
 
 def test_a_one_argument_constructor_and_the_plain_class_are_conventions_too() -> None:
-    assert resolve("torch.Tensor").to_plain == "t.as_subclass(torch.Tensor)" or resolve("torch.Tensor").to_plain
     from torch.testing._internal.subclasses import WrapperSubclass
 
     bare = complete(Subject(WrapperSubclass))
     assert bare.make == "WrapperSubclass(hp)"
+    assert bare.to_plain == "getattr(t, t.__tensor_flatten__()[0][0])"
+    trivial = complete(Subject(torch.Tensor))
+    assert trivial.make == "hp.as_subclass(Tensor)"
+    assert trivial.to_plain == "t.as_subclass(torch.Tensor)"
 
 
 def test_variants_get_recipes_and_shapes_of_their_own() -> None:
@@ -121,3 +124,13 @@ def test_make_and_to_plain_are_spelled_for_a_standalone_script() -> None:
     names: dict = {}
     exec(script, names)
     assert type(names["w"]) is Lossless
+
+
+class NoConstructor(torch.Tensor):
+    """A subclass as small as can be: made by as_subclass only."""
+
+
+def test_a_class_without_a_constructor_of_its_own_is_made_in_every_dtype() -> None:
+    subject = complete(Subject(NoConstructor))
+    assert subject.make == "hp.as_subclass(NoConstructor)"
+    assert subject.dtypes == (torch.float32, torch.bfloat16, torch.float16)

@@ -72,12 +72,17 @@ class CopyTests(SerializationChecks):
     @over(*_CLONES, *_COPIES)
     @check(why=_WHY_COPY, fix=_FIX_COPY)
     def test_copy_is_kept(self, expression: str) -> None:
-        """clone, deepcopy, copy and pickle (all protocols) keep class, shape, strides, dtype, device, context and values."""
+        """clone, deepcopy, copy and pickle (all protocols) keep class, shape, strides (or the asked format), dtype, device, context, values."""
         script = self.script()
         _kept.need_pickle(script, expression)
         script.run(f"v = {expression}")
         wrapper = "wrapper" in self.case.found
-        _kept.expect_kept(script, label=expression, klass=wrapper or "copy" in expression or "pickle" in expression)
+        asked = "contiguous_format" in expression
+        if asked:
+            strides = "{v.stride()} for shape {tuple(v.shape)}"
+            script.expect("v.is_contiguous()", f"{expression} is not contiguous: strides {strides}.", kind="stride")
+        klass = wrapper or "copy" in expression or "pickle" in expression
+        _kept.expect_kept(script, label=expression, klass=klass, strides=not asked)
 
     @over(*[(f"{copy} of {view}", copy, view) for view in _VIEWS for copy in _COPIES_OF_VIEWS])
     @check(
