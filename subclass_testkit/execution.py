@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import torch
 
 from subclass_testkit import control, oracle
 from subclass_testkit.calm import calm
-from subclass_testkit.checks.base import Case
+from subclass_testkit.checks.base import Case, CheckGroup
 from subclass_testkit.instances import Instance
+from subclass_testkit.locate import SubjectCode, only_in
 from subclass_testkit.outcome import CheckFailed, CheckSkipped, Finding, NotClaimed, Outcome, Refused, Result
 
 
@@ -46,7 +48,7 @@ def judged(instance: Instance, case: Case) -> Result:
             torch.manual_seed(case.seed)
             instance.method(group)
     except CheckFailed as failure:
-        return _failed(instance, failure.finding)
+        return _failed(instance, failure.finding, _line(failure.__cause__, case))
     except Refused as refusal:
         return _refused(instance, refusal, case)
     except CheckSkipped as reason:
@@ -60,12 +62,33 @@ def judged(instance: Instance, case: Case) -> Result:
     return instance.result(Outcome.PASSED)
 
 
-def _failed(instance: Instance, finding: Finding) -> Result:
+def locate(instance: Instance, case: Case) -> str:
+    """Which of the subject's functions the check runs beyond those that any use of a tensor runs."""
+    group = object.__new__(instance.mixin)
+    group.case = case
+    return only_in(SubjectCode(case.subject.cls), lambda: judged(instance, case), lambda: _usual(group))
+
+
+def _usual(group: CheckGroup) -> None:
+    """What nearly every check does: make a tensor, read its values, look at its inner tensors."""
+    with calm(), contextlib.suppress(Exception):
+        script = group.script()
+        oracle.Snapshot.of(script["w"])
+        script.read(script["w"].detach(), "w")
+
+
+def _line(error: BaseException | None, case: Case) -> str:
+    """The line of the subject's that raised."""
+    return SubjectCode(case.subject.cls).line_of(oracle.root_cause(error)) if error is not None else ""
+
+
+def _failed(instance: Instance, finding: Finding, where: str = "") -> Result:
     return instance.result(
         Outcome.FAILED,
         message=finding.message,
         kind=finding.kind,
         diagnosis=finding.likely,
+        where=where,
         reproduction=finding.reproduction,
     )
 
@@ -92,7 +115,7 @@ def _stray(instance: Instance, error: BaseException, case: Case) -> Result:
     kind = f"raised:{type(oracle.root_cause(error)).__name__}"
     verdict = oracle.judge_exception(error, case.subject.refusals)
     if verdict == "accident":
-        return _failed(instance, Finding(kind, message))
+        return _failed(instance, Finding(kind, message), _line(error, case))
     return _refused(instance, Refused(message, kind=kind, odd=verdict == "odd"), case)
 
 

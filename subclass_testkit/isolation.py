@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import importlib
 import logging
 import multiprocessing
 import os
+import re
 import signal
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import torch
 
 
-class WorkerDied(Exception):
-    """The child ended without an answer; the text says how (``killed the interpreter (SIGSEGV)``)."""
+class Frame(NamedTuple):
+    """A line of the stack on which a child died."""
 
-    def __init__(self, message: str, kind: str) -> None:
+    file: str
+    line: int
+    function: str
+
+
+class WorkerDied(Exception):
+    """The child ended without an answer; the text says how (``killed the interpreter (SIGSEGV)``), ``stack`` where, innermost first."""
+
+    def __init__(self, message: str, kind: str, stack: Sequence[Frame] = ()) -> None:
         super().__init__(message)
         self.kind = kind
+        self.stack = tuple(stack)
 
 
 def can_fork() -> str:
@@ -51,6 +63,10 @@ def warm_up() -> None:
     TwoTensor(torch.zeros(2, 2), torch.zeros(2, 2)).t()  # type: ignore[no-untyped-call]  # torch's own, without hints
 
 
+_FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
+_WHERE_ARE_YOU = getattr(signal, "SIGUSR2", signal.SIGTERM)  # SIGUSR2 exists wherever fork does
+
+
 class Worker:
     """A child process that answers requests one after the other by ``serve``.
 
@@ -60,6 +76,7 @@ class Worker:
 
     def __init__(self, serve: Callable[[Any], Any], forward: Callable[[], Iterable[Any]] = tuple) -> None:
         self._connection, child = multiprocessing.Pipe()
+        self._last_words = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the worker
         sys.stdout.flush()
         sys.stderr.flush()
         with warnings.catch_warnings():
@@ -67,7 +84,7 @@ class Worker:
             self._pid = os.fork()
         if self._pid == 0:
             self._connection.close()
-            _serve_forever(child, serve, forward)
+            _serve_forever(child, serve, forward, self._last_words)
         child.close()
 
     def poll(self, timeout: float) -> bool:
@@ -87,13 +104,30 @@ class Worker:
         try:
             self._connection.send(request)
             if not self._connection.poll(timeout):
+                stack = self._stack_of_hang()
                 self.close(kill=True)
-                raise WorkerDied(f"hangs: no end within {timeout:g} s", "hang")
+                raise WorkerDied(f"hangs: no end within {timeout:g} s", "hang", stack)
             return self._connection.recv()
         except (EOFError, BrokenPipeError, ConnectionResetError):
             status = self._wait()
-            self._connection.close()
-            raise WorkerDied(*_epitaph(status)) from None
+            stack = self._stack()
+            self.close()
+            raise WorkerDied(*_epitaph(status), stack) from None
+
+    def _stack(self) -> list[Frame]:
+        """Where the child was when it died, or when it was asked."""
+        self._last_words.seek(0)
+        text = self._last_words.read().decode(errors="replace")
+        return [Frame(file, int(line), function) for file, line, function in _FRAME.findall(text)]
+
+    def _stack_of_hang(self) -> list[Frame]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, _WHERE_ARE_YOU)
+        deadline = time.monotonic() + 0.5
+        while time.monotonic() < deadline and not os.fstat(self._last_words.fileno()).st_size:
+            time.sleep(0.01)
+        time.sleep(0.02)  # until the whole of it is written
+        return self._stack()
 
     def close(self, *, kill: bool = False) -> None:
         """End the child: by closing its connection, or at once."""
@@ -102,6 +136,7 @@ class Worker:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
         self._wait()
+        self._last_words.close()
 
     def _wait(self) -> int:
         deadline = time.monotonic() + 5
@@ -176,9 +211,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _serve_forever(connection: Any, serve: Callable[[Any], Any], forward: Callable[[], Iterable[Any]]) -> None:
+def _serve_forever(
+    connection: Any, serve: Callable[[Any], Any], forward: Callable[[], Iterable[Any]], last_words: IO[bytes]
+) -> None:
     code = 1
     try:
+        # a crash is a result here: its stack goes into the report, not over the user's terminal
+        faulthandler.enable(last_words, all_threads=False)
+        faulthandler.register(_WHERE_ARE_YOU, last_words, all_threads=False)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
         torch.set_num_threads(1)
         logging.getLogger("torch").setLevel(

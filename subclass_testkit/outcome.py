@@ -65,7 +65,7 @@ class NotClaimed(Exception):
 
 @dataclass
 class Result:
-    """One check instance after it ran."""
+    """One check instance after it ran. ``where`` is the place in the subject's own code, if known."""
 
     id: str
     level: Level
@@ -75,8 +75,14 @@ class Result:
     message: str = ""
     kind: str = ""
     diagnosis: str = ""
+    where: str = ""
     reproduction: str = ""
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def cause(self) -> tuple[str, str]:
+        """What findings of several checks may have in common: the line of the subject's that raised; else the check itself."""
+        return (self.kind, self.where) if self.where and self.kind.startswith("raised:") else (self.id, self.kind)
 
     @property
     def label(self) -> str:

@@ -224,6 +224,7 @@ class Reporter:
         self.results: dict[str, list[Result]] = {}
         self.inherited: dict[str, Run] = {}
         self.shown: set[tuple[str, str, str]] = set()
+        self.causes: dict[tuple[str, str, str], Result] = {}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -260,6 +261,13 @@ class Reporter:
             # The same finding at another point of the axes: counted, but its text stands above already.
             from_run["repeated"] = True
             report.longrepr = f"FAILED {result.label} {result.level}: as above.\n  {result.message}"
+        elif report.failed:
+            first = self.causes.setdefault((from_run["run"], *result.cause), result)
+            run = self._runs().get(from_run["run"])
+            if first is not result and run is not None:
+                from subclass_testkit.report.terminal import short_text
+
+                report.longrepr = short_text(run, result, first)
         if report.failed:
             self.shown.add(finding)
 
@@ -294,15 +302,16 @@ class Reporter:
 
     def _finished(self) -> dict[str, tuple[Run, list[Result]]]:
         """Every run with its results, in the fixed order of its instances whatever the order in which they came."""
-        session = self.config.pluginmanager.get_plugin("subclass_testkit_session")
-        runs = {run.spec: run for run in session.runs} if session else {}
-        runs.update(self.inherited)
         finished = {}
-        for key, run in runs.items():
+        for key, run in self._runs().items():
             results = self.results.get(key, [])
             place = {label: i for i, label in enumerate(run.instances)}
             finished[key] = (run, sorted(results, key=lambda r: place.get(r.label, len(place))))
         return finished
+
+    def _runs(self) -> dict[str, Run]:
+        session = self.config.pluginmanager.get_plugin("subclass_testkit_session")
+        return {**{run.spec: run for run in (session.runs if session else ())}, **self.inherited}
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:

@@ -13,14 +13,17 @@ from subclass_testkit import claims, control
 from subclass_testkit.checks import MIXINS
 from subclass_testkit.checks.base import Case, CheckGroup
 from subclass_testkit.claims import Claim
-from subclass_testkit.execution import asks_control, control_result, execute, judged, weighed
+from subclass_testkit.execution import asks_control, control_result, execute, judged, locate, weighed
 from subclass_testkit.instances import Instance, Options, dependencies, expand
 from subclass_testkit.isolation import Ahead, Worker, WorkerDied, can_fork, cores, warm_up
+from subclass_testkit.locate import SubjectCode
 from subclass_testkit.outcome import Outcome, Result
 from subclass_testkit.subject import Subject
 
 _PROBE_TIMEOUT = 60.0
 _WORTH_A_PROCESS = 200
+# A check that takes longer isn't run again to see which functions it calls, in seconds.
+_LONG = 2.0
 # Once a subject has hung a few times, it is given less time: (hangs so far, divisor of a check's timeout).
 _PATIENCE = ((10, 30.0), (2, 6.0), (0, 1.0))
 
@@ -48,6 +51,7 @@ class Run:
         self._worker: Worker | None = None
         self._ahead: Ahead | None = None
         self._hangs = 0
+        self._located: set[tuple[str, str]] = set()
         self._subjects: dict[str, Subject] = {}
         self.isolate = self.options.isolate
         self.isolation_note = ""
@@ -84,8 +88,24 @@ class Run:
     def run(self, label: str) -> Result:
         """The result of an instance; it runs once."""
         if label not in self.results:
-            self.results[label] = self._run(self._known[label])
+            instance = self._known[label]
+            result = self._run(instance)
+            if result.outcome is Outcome.FAILED and not result.where:
+                result.where = self._locate(instance, result)
+            self.results[label] = result
         return self.results[label]
+
+    def _locate(self, instance: Instance, result: Result) -> str:
+        """Where a wrong result comes from: found for the first instance of a finding, by running it once more."""
+        finding = (result.id, result.kind)
+        safe = instance.check.tier == "quick" and not instance.check.own_process and self.isolate == "hazardous"
+        if not safe or finding in self._located or result.kind.startswith(("killed", "hang")) or result.seconds > _LONG:
+            return ""
+        self._located.add(finding)
+        try:
+            return str(self._ask(("locate", instance.label), instance.check.timeout))
+        except WorkerDied:
+            return ""
 
     def _run(self, instance: Instance) -> Result:
         claims = self.claims  # probed before the first check, which then knows what the probes measured
@@ -143,7 +163,8 @@ class Run:
                 name = control.pick(self.subject).title
                 text = f"{message}; so does the control {name} on torch {torch.__version__}. {instance.check.upstream}".strip()
                 return instance.result(Outcome.TORCH_LIMIT, message=text, seconds=seconds)
-        return instance.result(Outcome.FAILED, message=message + ".", kind=death.kind, seconds=seconds)
+        where = SubjectCode(self.subject.cls).frame_of(death.stack)
+        return instance.result(Outcome.FAILED, message=message + ".", kind=death.kind, where=where, seconds=seconds)
 
     def _dependencies(self, instance: Instance) -> Iterator[Instance]:
         """The instances that this one depends on, at the same variant and dtype where they run over these."""
@@ -223,7 +244,7 @@ class Run:
             return None
         instance = self._known[request[1]]
         case = self.case_of(instance)
-        action = {"run": execute, "judge": judged, "control": control_result}[kind]
+        action = {"run": execute, "judge": judged, "control": control_result, "locate": locate}[kind]
         return action(instance, case)
 
     def case_of(self, instance: Instance) -> Case:

@@ -78,8 +78,9 @@ def verdict(results: Sequence[Result], strict: bool) -> str:
         advice = sum(r.outcome is Outcome.FAILED for r in results)
         return "PASS" + (f", with {advice} should-level findings" if advice else "") + "."
     checks = len({r.id for r in failing})
-    causes = len(group_failures(failing))
-    return f"FAIL: {len(failing)} failures of {checks} checks, {causes} distinct findings."
+    findings, causes = len(group_failures(failing)), len({r.cause for r in failing})
+    fewer = f", {causes} distinct causes" if causes < findings else ""
+    return f"FAIL: {len(failing)} failures of {checks} checks, {findings} distinct findings{fewer}."
 
 
 def group_failures(failures: Iterable[Result]) -> list[list[Result]]:
@@ -99,6 +100,8 @@ def failure_text(run: Run, result: Result, others: Sequence[Result] = ()) -> str
     lines = [f"FAILED {result.id} [{params}] {result.level}", *_wrap("", result.message)]
     if info is not None:
         lines += [*_wrap("Rule", info.rule), *_wrap("Why", info.why)]
+    if result.where:
+        lines += _wrap("Code", result.where)
     if result.diagnosis:
         lines += _wrap("Likely", result.diagnosis)
     if info is not None:
@@ -111,6 +114,19 @@ def failure_text(run: Run, result: Result, others: Sequence[Result] = ()) -> str
         lines += ["  Reproduce", *textwrap.indent(result.reproduction, "    | ", lambda _: True).splitlines()]
     lines += [f"  Explain   subclass-testkit explain {result.id}", f"  Rerun     {rerun(run, result)}"]
     return "\n".join(lines)
+
+
+def short_text(run: Run, result: Result, first: Result) -> str:
+    """A finding whose cause another one has shown already: the same line of the subject's raises."""
+    return "\n".join(
+        [
+            f"FAILED {result.label} {result.level}",
+            *_wrap("", result.message),
+            *_wrap("Code", result.where),
+            *_wrap("Likely", f"the same cause as of {first.label}, above."),
+            f"  Rerun     {rerun(run, result)}",
+        ]
+    )
 
 
 def rerun(run: Run, result: Result) -> str:
@@ -139,8 +155,11 @@ def render(run: Run, results: Sequence[Result]) -> str:
     """The whole report as text: header, findings, table, verdict."""
     lines = [*header(run), ""]
     failures = [r for r in results if r.outcome is Outcome.FAILED]
+    shown: dict[tuple[str, str], Result] = {}
     for group in group_failures(failures):
-        lines += [failure_text(run, group[0], group[1:]), ""]
+        first = shown.setdefault(group[0].cause, group[0])
+        text = failure_text(run, group[0], group[1:]) if first is group[0] else short_text(run, group[0], first)
+        lines += [text, ""]
     lines += [*table(results), "", *notes(results), f"{run.subject.title}: {verdict(results, run.options.strict)}"]
     return "\n".join(lines)
 
