@@ -35,7 +35,7 @@ def weighed(instance: Instance, case: Case, result: Result, limit: Result | None
     if limit is None or limit.kind != result.kind or not control.same_text(limit.message, result.message):
         return result
     name = control.pick(case.subject).title
-    text = f"{result.message} The control {name} does the same on torch {torch.__version__}. {instance.check.upstream}"
+    text = f"{result.message.rstrip('.')}. The control {name} does the same on torch {torch.__version__}. {instance.check.upstream}"
     return instance.result(Outcome.TORCH_LIMIT, message=text.strip())
 
 

@@ -232,6 +232,12 @@ def inner_tensors(t: Any, prefix: str = "") -> dict[str, torch.Tensor]:
     return found
 
 
+def tower(t: Any) -> list[Any]:
+    """``t`` and the tensors inside it, however deep."""
+    inner = [getattr(t, name) for name in t.__tensor_flatten__()[0]] if hasattr(t, "__tensor_flatten__") else []
+    return [t, *(x for part in inner for x in tower(part))]
+
+
 @dataclass
 class Snapshot:
     """What must not change in an operand."""

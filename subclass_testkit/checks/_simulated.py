@@ -12,7 +12,7 @@ import torch
 from subclass_testkit import devices, oracle
 from subclass_testkit.checks._device_cases import SIM_ENDS
 from subclass_testkit.checks._traced import TracedGroup, module_text, renamed, same_context
-from subclass_testkit.outcome import Refused
+from subclass_testkit.outcome import NotClaimed, Refused
 from subclass_testkit.script import Script, execute
 
 
@@ -159,8 +159,22 @@ class SimulatedGroup(MovedGroup):
             kind="metadata",
         )
 
+    def needs_empty_like(self, script: Script, text: str) -> None:
+        """End where the text is about to_empty(), and the class decays in empty_like, as it may: another check says what that means."""
+        if "to_empty" not in text or "wrapper" not in self.case.found:
+            return
+        try:
+            decays = not isinstance(torch.empty_like(script["w"]), self.subject.cls)
+        except Exception:  # to_empty() itself will say so
+            return
+        if decays:
+            raise NotClaimed(
+                "torch.empty_like(w) is plain, so to_empty() makes a plain Parameter: see devices/to-empty-keeps-the-class"
+            )
+
     def sim_module(self, text: str) -> None:
         script = self.simulated()
+        self.needs_empty_like(script, text)
         members = (
             "self.w = nn.Parameter(w, False)",
             "self.tied = self.w",

@@ -191,11 +191,16 @@ class DeviceTests(SimulatedGroup):
     def test_module_move(self, text: str, dtype: torch.dtype | None, device: str) -> None:
         """A module's move keeps the Parameter object and its class, and gives it the asked device, dtype and values."""
         script = self.holder()
+        self.needs_empty_like(script, text)
         script.run(text)
         likely = self._why_not_moved(script, dtype)
         if "wrapper" in self.case.found or (device == "cpu" and "to_empty" not in text):
             script.expect(
-                "m.w is p", f"{text} replaced the Parameter object by another {{type(m.w).__name__}}.", kind="identity"
+                "m.w is p",
+                f"{text} replaced the Parameter object by another {{type(m.w).__name__}}.",
+                kind="identity",
+                likely=likely
+                or "the moved tensor isn't of the class, or can't take the Parameter's place by torch.utils.swap_tensors.",
             )
         script.run("p = m.w")
         script.expect(
@@ -213,6 +218,24 @@ class DeviceTests(SimulatedGroup):
             script.equal(
                 "p", f"d.to({want})", label=f"the weight after {text}", bound=self._rounding(script, "d", want), likely=likely
             )
+
+    @check(
+        level="should",
+        needs=("devices", "wrapper"),
+        axes="variant",
+        why="a model that is built on the meta device becomes dense in to_empty(), and then loads dense weights, without a word",
+        fix="implement aten.empty_like: the class, around empty inner tensors on the asked device",
+    )
+    def test_to_empty_keeps_the_class(self) -> None:
+        """Module.to_empty() gives a Parameter of the class."""
+        script = self.holder()
+        script.run("m.to('meta').to_empty(device='cpu')")
+        script.expect(
+            f"isinstance(m.w, {self.subject.cls.__name__})",
+            "after m.to('meta').to_empty(device='cpu') the weight is a plain {type(m.w).__name__}.",
+            kind="class",
+            likely="torch.empty_like(w), by which to_empty() makes the new weight, is plain.",
+        )
 
     def _why_not_moved(self, script: Script, dtype: torch.dtype | None) -> str:
         """What the class's own .to(dtype) does, where a module's move went wrong."""
@@ -263,6 +286,7 @@ class DeviceTests(SimulatedGroup):
                 "torch replaces each Parameter that is no wrapper subclass when it moves it to another kind of device"
             )
         script = self.script()
+        self.needs_empty_like(script, text)
         script.run("m = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])\nm[0].weight = m[1].weight = nn.Parameter(w, False)")
         script.run(text)
         script.expect("m[0].weight is m[1].weight", f"after {text} the two modules have different weights.", kind="untied")

@@ -479,7 +479,7 @@ class GradientFlowTests(CheckGroup):
         axes="one",
         needs=("training",),
         why="quantization-aware training needs the straight-through gradient of the plain weight; here it gets none, without an error",
-        fix="build the class in an autograd.Function whose backward returns the gradient as it is, or detach on purpose and say so",
+        fix="build the class in an autograd.Function whose backward returns the gradient as it is, or, if it detaches on purpose, leave it: nothing else depends on it",
     )
     def test_make_keeps_the_graph(self) -> None:
         """The class made from a tensor that requires grad is connected to it."""
