@@ -1,27 +1,27 @@
 """`Int8Tensor`: a weight in int8 with floating-point scales, for inference and for training.
 
-What it teaches: a wrapper subclass with two inner tensors, views that share memory with what they were taken from,
-writes that requantize into the same inner tensors (so that any optimizer can train it), a differentiable
-constructor, and a linear with a kernel of its own. Its operators are in
-`int8_operators.py`; how codes and scales relate is in `kernels/blockwise.py`.
+What it teaches: a wrapper subclass with two inner tensors, writes that requantize into the same inner tensors (so that
+any optimizer can train it), a differentiable constructor, and a linear with a kernel of its own. Its views are in
+`block_views.py`; how codes and scales relate is in `kernels/quantization.py`.
 
-What it leaves out: zero points, several kernels, layouts for faster kernels.
+What it leaves out: zero points, packing, several kernels.
 """
-
-from typing import Any
 
 import torch
 from torch._export.wrappers import mark_subclass_constructor_exportable_experimental
+from torch._ops import OpOverload
 from typing_extensions import Self
 
-from reference_impls.block_views import Blocks
-from reference_impls.kernels import blockwise
-from reference_impls.values import ValueTensor
+from reference_impls.block_tensor import BlockTensor, FromHighPrecision, checked_dtype, outer_geometry, plain_source, precise
+from reference_impls.kernels.int8_linear import int8_weight_only_linear
+from reference_impls.kernels.quantization import choose_symmetric, dequantize, quantize
+
+QMAX = 127  # -128 isn't used, so that negation is exact and the range is symmetric
 
 Granularity = str | int
 
 
-class Int8Tensor(ValueTensor):
+class Int8Tensor(BlockTensor):
     """Values q * scale with int8 codes q in -127..127; see `from_hp`.
 
     The constructor takes the parts as they are.
@@ -39,7 +39,6 @@ class Int8Tensor(ValueTensor):
 
     qdata: torch.Tensor
     scale: torch.Tensor
-    shares_scale: bool
 
     @staticmethod
     def __new__(
@@ -51,16 +50,14 @@ class Int8Tensor(ValueTensor):
         outer_size: torch.Size | None = None,
         outer_stride: tuple[int, ...] | None = None,
     ) -> Self:
-        _check_parts(qdata, scale, dtype)
-        return torch.Tensor._make_wrapper_subclass(
-            cls,
-            qdata.shape if outer_size is None else outer_size,
-            strides=qdata.stride() if outer_stride is None else outer_stride,
-            storage_offset=qdata.storage_offset(),  # compiled code regenerates views from it
-            dtype=dtype,
-            device=qdata.device,
-            layout=qdata.layout,
-        )
+        checked_dtype(scale, dtype, qdata=qdata)
+        if qdata.dtype != torch.int8:
+            raise TypeError(f"qdata must be int8, not {qdata.dtype}.")
+        shape = qdata.shape if outer_size is None else outer_size
+        geometry = outer_geometry(qdata.shape, qdata)
+        if outer_stride is not None:
+            geometry["strides"] = outer_stride
+        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, **geometry)
 
     @torch._disable_dynamo
     @mark_subclass_constructor_exportable_experimental
@@ -90,62 +87,30 @@ class Int8Tensor(ValueTensor):
         infinity saturates. Raises TypeError for a tensor that isn't floating-point, ValueError for a granularity that
         doesn't fit the shape.
         """
-        if not isinstance(hp, torch.Tensor) or not hp.is_floating_point():
-            raise TypeError(f"from_hp takes a floating-point tensor, not {getattr(hp, 'dtype', type(hp).__name__)}.")
-        values = hp.dequantize() if isinstance(hp, ValueTensor) else hp
-        return _FromHighPrecision.apply(values, _block_for(hp.shape, granularity), cls)
+        values = plain_source(hp, "from_hp")
+        return FromHighPrecision.apply(values, cls, block_for(hp.shape, granularity))
 
-    @property
-    def block_size(self) -> tuple[int, ...]:
-        """Elements per scale along each dimension."""
-        return blockwise.block_size(self.qdata.shape, self.scale.shape)
-
-    @property
-    def blocks(self) -> Blocks:
-        return Blocks(self.qdata, self.scale, self.shares_scale)
-
-    def attributes_of_copy(self) -> dict[str, Any]:
-        return {"shares_scale": False}
+    @classmethod
+    def quantized(cls, hp: torch.Tensor, block: tuple[int, ...]) -> Self:
+        """`from_hp` without a gradient."""
+        values = precise(hp)
+        scale = choose_symmetric(values, block, -QMAX, QMAX)
+        return cls(quantize(values, scale, None, -QMAX, QMAX, torch.int8), scale, hp.dtype)
 
     # --- values ----------------------------------------------------------------------------------------------
 
     def values_copy(self) -> torch.Tensor:
-        return blockwise.dequantize(self.qdata, self.scale, self.dtype)
+        return dequantize(self.qdata, self.scale, None, self.dtype)
 
     def write_values(self, values: torch.Tensor) -> None:
         values = values.to(self.scale.dtype)
-        scale = blockwise.choose_scale(values, self.block_size)
-        self.qdata.copy_(blockwise.quantize(values, scale))
+        scale = choose_symmetric(values, self.block_size, -QMAX, QMAX)
+        self.qdata.copy_(quantize(values, scale, None, -QMAX, QMAX, torch.int8))
         self.scale.copy_(scale)
 
-    def check_writable(self, operation: str) -> None:
-        if self.shares_scale:
-            raise NotImplementedError(
-                f"{operation}: this {type(self).__name__} of shape {tuple(self.shape)} is a view of a part of a block. A "
-                "write needs a new scale, which would change the rest of the block. Write to the whole block, or "
-                "to a clone."
-            )
-        if any(n > 1 and step == 0 for n, step in zip(self.qdata.shape, self.qdata.stride(), strict=True)):
-            raise NotImplementedError(
-                f"{operation}: elements of this expanded {type(self).__name__} of shape {tuple(self.shape)} share "
-                "memory. Write to a clone."
-            )
 
-
-def _check_parts(qdata: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> None:
-    if qdata.dtype != torch.int8 or not scale.is_floating_point() or not dtype.is_floating_point:
-        raise TypeError(
-            f"qdata must be int8, scale and dtype floating-point; they are {qdata.dtype}, {scale.dtype} and {dtype}."
-        )
-    if qdata.dim() != scale.dim():
-        raise ValueError(f"qdata {tuple(qdata.shape)} and scale {tuple(scale.shape)} must have as many dimensions.")
-    if qdata.device != scale.device:
-        raise ValueError(f"qdata is on {qdata.device} and scale on {scale.device}; move one of them.")
-
-
-def _block_for(shape: torch.Size, granularity: Granularity) -> tuple[int, ...]:
-    if not shape:
-        raise ValueError("a 0-dimensional tensor has no rows to quantize; use at least one dimension, hp.reshape(1).")
+def block_for(shape: torch.Size, granularity: Granularity) -> tuple[int, ...]:
+    """The block that a granularity ("row", "tensor" or a group size) means for a tensor of that shape."""
     row = max(shape[-1], 1)
     if granularity == "tensor":
         return tuple(max(n, 1) for n in shape)
@@ -161,22 +126,9 @@ def _block_for(shape: torch.Size, granularity: Granularity) -> tuple[int, ...]:
     return (1,) * (len(shape) - 1) + (granularity,)
 
 
-class _FromHighPrecision(torch.autograd.Function):
-    """Quantization with the straight-through gradient: that of the quantized tensor, as it is."""
-
-    @staticmethod
-    def forward(hp: torch.Tensor, block: tuple[int, ...], cls: type[Int8Tensor]) -> Int8Tensor:
-        precise = hp.to(torch.float64 if hp.dtype == torch.float64 else torch.float32)
-        scale = blockwise.choose_scale(precise, block)
-        return cls(blockwise.quantize(precise, scale), scale, hp.dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Int8Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return grad, None, None
+@Int8Tensor.implements(torch.ops.reference_impls.linear.default)
+def _linear(func: OpOverload, x: torch.Tensor, weight: Int8Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return int8_weight_only_linear(x, weight.qdata, weight.scale, bias)
 
 
 # so that torch.load, whose default is weights_only=True, accepts the class

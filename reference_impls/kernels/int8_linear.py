@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from reference_impls.kernels import blockwise
+from reference_impls.kernels.quantization import block_size, dequantize
 
 
 @torch.library.custom_op("reference_impls::int8_weight_only_linear", mutates_args=())
@@ -18,7 +18,7 @@ def int8_weight_only_linear(
     x: torch.Tensor, qdata: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Linear of `x` (..., K) with codes (N, K), scales (N / b_0, K / b_1) and bias (N,); gives (..., N) in x's dtype."""
-    weight = blockwise.dequantize(qdata, scale, x.dtype)
+    weight = dequantize(qdata, scale, None, x.dtype)
     return torch.nn.functional.linear(x, weight, bias).contiguous()
 
 
@@ -37,7 +37,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     x, qdata, scale = ctx.saved_tensors
     grad_x = grad_scale = grad_bias = None
     if ctx.needs_input_grad[0]:
-        grad_x = grad @ blockwise.dequantize(qdata, scale, grad.dtype)
+        grad_x = grad @ dequantize(qdata, scale, None, grad.dtype)
     if ctx.needs_input_grad[2]:
         grad_scale = _scale_gradient(weight_gradient(x, grad), qdata, scale)
     if ctx.has_bias and ctx.needs_input_grad[3]:
@@ -60,6 +60,6 @@ def bias_gradient(grad: torch.Tensor) -> torch.Tensor:
 
 def _scale_gradient(grad_weight: torch.Tensor, qdata: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Each scale multiplies the codes of its block: the sum over the block of d loss / d weight * q."""
-    block = blockwise.block_size(qdata.shape, scale.shape)
+    block = block_size(qdata.shape, scale.shape)
     product = grad_weight.to(scale.dtype) * qdata
     return product.reshape(qdata.shape[0] // block[0], block[0], qdata.shape[1] // block[1], block[1]).sum((1, 3))
