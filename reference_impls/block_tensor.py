@@ -22,6 +22,8 @@ from reference_impls.values import ValueTensor
 
 aten = torch.ops.aten
 
+Granularity = str | int
+
 
 class BlockTensor(ValueTensor):
     """Base class of quantized tensors.
@@ -126,6 +128,23 @@ def plain_source(hp: torch.Tensor, name: str) -> torch.Tensor:
 def precise(hp: torch.Tensor) -> torch.Tensor:
     """`hp` in the dtype in which scales are computed: float32, or float64 for a float64 source."""
     return hp.to(torch.float64 if hp.dtype == torch.float64 else torch.float32)
+
+
+def block_for(shape: torch.Size, granularity: Granularity) -> tuple[int, ...]:
+    """The block that a granularity ("row", "tensor" or a group size) means for a tensor of that shape."""
+    row = max(shape[-1], 1)
+    if granularity == "tensor":
+        return tuple(max(n, 1) for n in shape)
+    if granularity == "row":
+        return (1,) * (len(shape) - 1) + (row,)
+    if isinstance(granularity, bool) or not isinstance(granularity, int):
+        raise ValueError(f'granularity {granularity!r} is unknown: use "row", "tensor" or a group size.')
+    if granularity < 1 or row % granularity:
+        raise ValueError(
+            f"group size {granularity} doesn't divide the last dimension of {tuple(shape)}, {shape[-1]}: use a divisor "
+            f'of {shape[-1]}, "row" or "tensor".'
+        )
+    return (1,) * (len(shape) - 1) + (granularity,)
 
 
 # --- views: same memory, same class -----------------------------------------------------------------------------

@@ -12,13 +12,20 @@ from torch._export.wrappers import mark_subclass_constructor_exportable_experime
 from torch._ops import OpOverload
 from typing_extensions import Self
 
-from reference_impls.block_tensor import BlockTensor, FromHighPrecision, checked_dtype, outer_geometry, plain_source, precise
+from reference_impls.block_tensor import (
+    BlockTensor,
+    FromHighPrecision,
+    Granularity,
+    block_for,
+    checked_dtype,
+    outer_geometry,
+    plain_source,
+    precise,
+)
 from reference_impls.kernels.int8_linear import int8_weight_only_linear
 from reference_impls.kernels.quantization import choose_symmetric, dequantize, quantize
 
 QMAX = 127  # -128 isn't used, so that negation is exact and the range is symmetric
-
-Granularity = str | int
 
 
 class Int8Tensor(BlockTensor):
@@ -107,23 +114,6 @@ class Int8Tensor(BlockTensor):
         scale = choose_symmetric(values, self.block_size, -QMAX, QMAX)
         self.qdata.copy_(quantize(values, scale, None, -QMAX, QMAX, torch.int8))
         self.scale.copy_(scale)
-
-
-def block_for(shape: torch.Size, granularity: Granularity) -> tuple[int, ...]:
-    """The block that a granularity ("row", "tensor" or a group size) means for a tensor of that shape."""
-    row = max(shape[-1], 1)
-    if granularity == "tensor":
-        return tuple(max(n, 1) for n in shape)
-    if granularity == "row":
-        return (1,) * (len(shape) - 1) + (row,)
-    if isinstance(granularity, bool) or not isinstance(granularity, int):
-        raise ValueError(f'granularity {granularity!r} is unknown: use "row", "tensor" or a group size.')
-    if granularity < 1 or row % granularity:
-        raise ValueError(
-            f"group size {granularity} doesn't divide the last dimension of {tuple(shape)}, {shape[-1]}: use a divisor "
-            f'of {shape[-1]}, "row" or "tensor".'
-        )
-    return (1,) * (len(shape) - 1) + (granularity,)
 
 
 @Int8Tensor.implements(torch.ops.reference_impls.linear.default)

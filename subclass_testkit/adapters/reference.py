@@ -10,10 +10,37 @@ from subclass_testkit.adapters._recipe import subjects as _subjects
 if TYPE_CHECKING:
     from subclass_testkit.subject import Subject
 
-# half a step of max|block| / 127, and the rounding of the values to the outer dtype
-_HALF_STEP = "hp.double().abs(){} * (0.5 / 127 + torch.finfo(d.dtype).eps) + torch.finfo(d.dtype).tiny"
-
 _CLAIMS = frozenset({"inference", "training", "compile", "export", "serialization", "devices", "serving"})
+_WITHOUT_SHARDS = _CLAIMS - {"serving"}  # a shard can't have a scale of its own
+
+# What the rounding of the values to the outer dtype adds to the error.
+_ROUNDED = " + hp.double().abs() * torch.finfo(d.dtype).eps + torch.finfo(d.dtype).tiny"
+
+
+def _symmetric(steps: int, reduction: str) -> str:
+    """Half a step of max|block| / steps."""
+    return f"hp.double().abs(){reduction} * (0.5 / {steps})" + _ROUNDED
+
+
+def _asymmetric(steps: int, group: int | None = None) -> str:
+    """A step of the block's range, zero included: half of it by rounding a value, half by rounding the zero point."""
+    blocks = f"hp.double().unflatten(-1, (-1, {group}))" if group else "hp.double()"
+    keep = "-1" if group else "-1, keepdim=True"
+    repeat = f".repeat_interleave({group}, -1)" if group else ""
+    return f"({blocks}.amax({keep}).clamp(min=0) - {blocks}.amin({keep}).clamp(max=0)){repeat} / {steps}" + _ROUNDED
+
+
+def _in_groups(size: int) -> str:
+    return f".unflatten(-1, (-1, {size})).amax(-1).repeat_interleave({size}, -1)"
+
+
+def _uintx(bits: int, group: int | None) -> dict[str, object]:
+    return {
+        "make": f"UintxTensor.from_hp(hp, {bits}, {group})",
+        "multiples_of": (1, max(group or 1, {1: 8, 2: 4, 4: 2, 6: 4}.get(bits, 8))),
+        "max_error": _asymmetric(2**bits - 1, group),
+    }
+
 
 RECIPES: tuple[Recipe, ...] = (
     Recipe(
@@ -23,17 +50,75 @@ RECIPES: tuple[Recipe, ...] = (
         imports="from reference_impls import Int8Tensor",
         ndim=(2, 3),
         claims=_CLAIMS,
-        max_error=_HALF_STEP.format(".amax(-1, keepdim=True)"),
+        max_error=_symmetric(127, ".amax(-1, keepdim=True)"),
         variants={
             "tensor": {
                 "make": "Int8Tensor.from_hp(hp, 'tensor')",
-                "max_error": _HALF_STEP.format(".amax()"),
-                "claims": _CLAIMS - {"serving"},  # a shard can't have a scale of its own
+                "max_error": _symmetric(127, ".amax()"),
+                "claims": _WITHOUT_SHARDS,
             },
             "group16": {
                 "make": "Int8Tensor.from_hp(hp, 16)",
                 "multiples_of": (1, 16),
-                "max_error": _HALF_STEP.format(".unflatten(-1, (-1, 16)).amax(-1).repeat_interleave(16, -1)"),
+                "max_error": _symmetric(127, _in_groups(16)),
+            },
+        },
+    ),
+    Recipe(
+        paths=("reference_impls.PerChannelSymmetricWeight", "reference_impls.per_channel.PerChannelSymmetricWeight"),
+        make="PerChannelSymmetricWeight.from_hp(hp)",
+        to_plain="t.dequantize()",
+        imports="from reference_impls import PerChannelSymmetricWeight",
+        ndim=(2, 3),
+        claims=_CLAIMS,
+        max_error=_symmetric(127, ".flatten(1).amax(-1).reshape(-1, *[1] * (hp.dim() - 1))"),
+        variants={
+            "axis1": {
+                "make": "PerChannelSymmetricWeight.from_hp(hp, 1)",
+                "max_error": _symmetric(127, ".transpose(0, 1).flatten(1).amax(-1).reshape(1, -1, *[1] * (hp.dim() - 2))"),
+                "claims": _WITHOUT_SHARDS,
+            },
+        },
+    ),
+    Recipe(
+        paths=("reference_impls.UintxTensor", "reference_impls.uintx.UintxTensor"),
+        to_plain="t.dequantize()",
+        imports="from reference_impls import UintxTensor",
+        ndim=(2, 3),
+        claims=_CLAIMS,
+        variants={
+            f"bits{bits}": _uintx(bits, group) for bits, group in ((1, None), (2, 16), (3, None), (5, 16), (6, None), (7, 8))
+        },
+        **_uintx(4, None),  # type: ignore[arg-type]
+    ),
+    Recipe(
+        paths=("reference_impls.UInt4Tensor", "reference_impls.int4.UInt4Tensor"),
+        make="UInt4Tensor.from_hp(hp, 16)",
+        to_plain="t.dequantize()",
+        imports="from reference_impls import UInt4Tensor",
+        ndim=(2, 3),
+        multiples_of=(1, 16),
+        claims=_CLAIMS,
+        max_error=_asymmetric(15, 16),
+        variants={
+            "row": {"make": "UInt4Tensor.from_hp(hp, None)", "multiples_of": (1, 2), "max_error": _asymmetric(15)},
+            "group2": {"make": "UInt4Tensor.from_hp(hp, 2)", "multiples_of": (1, 2), "max_error": _asymmetric(15, 2)},
+        },
+    ),
+    Recipe(
+        paths=("reference_impls.Int4Tensor", "reference_impls.int4.Int4Tensor"),
+        make="Int4Tensor.from_hp(hp, 16)",
+        to_plain="t.dequantize()",
+        imports="from reference_impls import Int4Tensor",
+        ndim=(2, 3),
+        multiples_of=(1, 16),
+        claims=_CLAIMS,
+        max_error=_symmetric(7, _in_groups(16)),
+        variants={
+            "row": {
+                "make": "Int4Tensor.from_hp(hp, None)",
+                "multiples_of": (1, 2),
+                "max_error": _symmetric(7, ".amax(-1, keepdim=True)"),
             },
         },
     ),
