@@ -253,7 +253,7 @@ def _alias(func: OpOverload, self: WrapperTensor) -> WrapperTensor:
 
 
 @WrapperTensor.implements(aten.clone.default)
-def _clone(func: OpOverload, self: WrapperTensor, memory_format: torch.memory_format | None) -> WrapperTensor:
+def clone(func: OpOverload, self: WrapperTensor, memory_format: torch.memory_format | None) -> WrapperTensor:
     return self.mapped(lambda t: func(t, memory_format=memory_format), **self.attributes_of_copy())
 
 

@@ -33,6 +33,7 @@ class UInt4Tensor(PackedTensor):
 
     inner_names = ("qdata", "scale", "zero_point")
     attribute_names = ("packed_dim", "dtype", "shares_scale")
+    bits = BITS
     parameter_names = ("scale", "zero_point")
 
     qdata: torch.Tensor
@@ -109,6 +110,7 @@ class Int4Tensor(PackedTensor):
 
     inner_names = ("qdata", "scale")
     attribute_names = ("packed_dim", "dtype", "shares_scale")
+    bits = BITS
 
     qdata: torch.Tensor
     scale: torch.Tensor

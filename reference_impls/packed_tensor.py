@@ -7,22 +7,48 @@ because views move it: the transpose of a weight packed along its columns is pac
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
+from typing_extensions import Self
 
+from reference_impls.base import clone
 from reference_impls.block_tensor import BlockTensor, block_for, outer_geometry
 from reference_impls.block_views import Blocks
-from reference_impls.kernels.packing import SHARDS, codes_per_byte
+from reference_impls.kernels.packing import SHARDS, codes_per_byte, pack, unpack
+from reference_impls.values import to_copy_or_empty_like
 
 
 class PackedTensor(BlockTensor):
     """Base class of packed tensors. A child has the attribute `packed_dim` (not negative) besides those of BlockTensor."""
 
+    bits: int
     packed_dim: int
 
     def attributes_of_blocks(self, blocks: Blocks) -> dict[str, Any]:
         code = blocks.codes[0]
-        # an empty tensor shows no packing; then any dimension without elements will do
-        moved = [d for d, (n, m) in enumerate(zip(blocks.shape, code.shape, strict=True)) if n != m or n == 0]
-        return {**super().attributes_of_blocks(blocks), "packed_dim": moved[0]}
+        packed = [d for d, (n, m) in enumerate(zip(blocks.shape, code.shape, strict=True)) if n != m]
+        # without elements along it, the packed dimension can't be told from others without elements, and needn't be
+        packed_dim = packed[0] if packed else tuple(blocks.shape).index(0)
+        return {**super().attributes_of_blocks(blocks), "packed_dim": packed_dim}
+
+    def packed_last(self) -> Self:
+        """The same values, packed along the last dimension: contiguous codes follow each other in memory."""
+        last = self.dim() - 1
+        if self.packed_dim == last:
+            return self
+        blocks = self.blocks
+        codes = pack(unpack(list(blocks.codes), self.bits, self.packed_dim), self.bits, last)
+        return self.of_blocks(blocks._replace(codes=tuple(codes)))
+
+
+@PackedTensor.implements(torch.ops.aten.clone.default)
+def _clone(func: OpOverload, self: PackedTensor, memory_format: torch.memory_format | None) -> PackedTensor:
+    return clone(func, self.packed_last() if memory_format is torch.contiguous_format else self, memory_format)
+
+
+@PackedTensor.implements([torch.ops.aten._to_copy.default, torch.ops.aten.empty_like.default])
+def _to_copy_or_empty_like(func: OpOverload, self: PackedTensor, *options: Any) -> torch.Tensor:
+    contiguous = options[-1] is torch.contiguous_format  # memory_format is the last argument of both
+    return to_copy_or_empty_like(func, self.packed_last() if contiguous else self, *options)
 
 
 def packed_wrapper(

@@ -101,7 +101,7 @@ def _check_same_shape(func: OpOverload, target: torch.Tensor, result: torch.Tens
 
 
 @ValueTensor.implements([aten._to_copy.default, aten.empty_like.default])
-def _to_copy_or_empty_like(func: OpOverload, self: ValueTensor, dtype: torch.dtype | None, *options: Any) -> torch.Tensor:
+def to_copy_or_empty_like(func: OpOverload, self: ValueTensor, dtype: torch.dtype | None, *options: Any) -> torch.Tensor:
     if dtype is None or dtype == self.dtype:
         changes = {}
     elif not dtype.is_floating_point:
