@@ -17,7 +17,7 @@ from typing_extensions import Self
 from reference_impls import block_strided, block_views
 from reference_impls.block_views import Blocks
 from reference_impls.kernels.quantization import block_size
-from reference_impls.linear import checked_linear
+from reference_impls.linear_arguments import checked_linear
 from reference_impls.values import ValueTensor
 
 aten = torch.ops.aten
@@ -47,10 +47,10 @@ class BlockTensor(ValueTensor):
         return Blocks(tuple(self.shape), codes, tuple(inner[name] for name in self.parameter_names), self.shares_scale)
 
     def of_blocks(self, blocks: Blocks) -> Self:
-        """A tensor like this one around other inner tensors."""
+        """A tensor like this one around other codes and parameters."""
         present = [name for name in self.code_names if getattr(self, name) is not None]
-        inner = dict(zip((*present, *self.parameter_names), (*blocks.codes, *blocks.parameters), strict=True))
-        return self.rebuilt(inner, **self.attributes_of_blocks(blocks))
+        viewed = dict(zip((*present, *self.parameter_names), (*blocks.codes, *blocks.parameters), strict=True))
+        return self.rebuilt({**self.inner_tensors, **viewed}, **self.attributes_of_blocks(blocks))
 
     def attributes_of_blocks(self, blocks: Blocks) -> dict[str, Any]:
         """The attributes that a view changes."""

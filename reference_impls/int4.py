@@ -9,8 +9,10 @@ from torch._export.wrappers import mark_subclass_constructor_exportable_experime
 from typing_extensions import Self
 
 from reference_impls.block_tensor import FromHighPrecision, checked_dtype, plain_source, precise
+from reference_impls.kernels.packed_linear import int4_weight_only_linear, signed, uintx_weight_only_linear
 from reference_impls.kernels.packing import pack, unpack
 from reference_impls.kernels.quantization import choose_asymmetric, choose_symmetric, dequantize, quantize
+from reference_impls.linear import register_linear_kernel
 from reference_impls.packed_tensor import PackedTensor, packed_block, packed_wrapper
 
 BITS = 4
@@ -166,9 +168,7 @@ class Int4Tensor(PackedTensor):
 
     def values_copy(self) -> torch.Tensor:
         codes = unpack([self.qdata], BITS, self.packed_dim)
-        # two's complement: 8..15 stand for -8..-1
-        signed = (codes ^ 8).to(torch.int8) - 8
-        return dequantize(signed, self.scale, None, self.dtype)
+        return dequantize(signed(codes), self.scale, None, self.dtype)
 
     def write_values(self, values: torch.Tensor) -> None:
         values = values.to(self.scale.dtype)
@@ -181,6 +181,16 @@ def _packed(values: torch.Tensor, scale: torch.Tensor, dim: int) -> torch.Tensor
     codes = quantize(values, scale, None, -7, 7, torch.int8)
     (qdata,) = pack((codes & 15).to(torch.uint8), BITS, dim)
     return qdata
+
+
+@register_linear_kernel(UInt4Tensor, "uintx_weight_only", precedence=0, op=uintx_weight_only_linear)
+def _uintx_weight_only(x: torch.Tensor, weight: UInt4Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return uintx_weight_only_linear(x, [weight.qdata], BITS, weight.packed_dim, weight.scale, weight.zero_point, bias)
+
+
+@register_linear_kernel(Int4Tensor, "int4_weight_only", precedence=0, op=int4_weight_only_linear)
+def _int4_weight_only(x: torch.Tensor, weight: Int4Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return int4_weight_only_linear(x, weight.qdata, weight.packed_dim, weight.scale, bias)
 
 
 torch.serialization.add_safe_globals([UInt4Tensor, Int4Tensor])

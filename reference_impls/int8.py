@@ -9,7 +9,6 @@ What it leaves out: zero points, packing, several kernels.
 
 import torch
 from torch._export.wrappers import mark_subclass_constructor_exportable_experimental
-from torch._ops import OpOverload
 from typing_extensions import Self
 
 from reference_impls.block_tensor import (
@@ -24,6 +23,7 @@ from reference_impls.block_tensor import (
 )
 from reference_impls.kernels.int8_linear import int8_weight_only_linear
 from reference_impls.kernels.quantization import choose_symmetric, dequantize, quantize
+from reference_impls.linear import register_linear_kernel
 
 QMAX = 127  # -128 isn't used, so that negation is exact and the range is symmetric
 
@@ -116,8 +116,8 @@ class Int8Tensor(BlockTensor):
         self.scale.copy_(scale)
 
 
-@Int8Tensor.implements(torch.ops.reference_impls.linear.default)
-def _linear(func: OpOverload, x: torch.Tensor, weight: Int8Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+@register_linear_kernel(Int8Tensor, "int8_weight_only", precedence=0, op=int8_weight_only_linear)
+def _weight_only(x: torch.Tensor, weight: Int8Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return int8_weight_only_linear(x, weight.qdata, weight.scale, bias)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from reference_impls.kernels.int8_linear import bias_gradient, weight_gradient
+from reference_impls.kernels.linear_gradients import bias_gradient, weight_gradient
 
 
 @torch.library.custom_op("reference_impls::dequantize", mutates_args=())

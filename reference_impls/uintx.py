@@ -10,8 +10,10 @@ from torch._export.wrappers import mark_subclass_constructor_exportable_experime
 from typing_extensions import Self
 
 from reference_impls.block_tensor import FromHighPrecision, checked_dtype, plain_source, precise
+from reference_impls.kernels.packed_linear import uintx_weight_only_linear
 from reference_impls.kernels.packing import SHARDS, check_bits, pack, unpack
 from reference_impls.kernels.quantization import choose_asymmetric, dequantize, quantize
+from reference_impls.linear import register_linear_kernel
 from reference_impls.packed_tensor import PackedTensor, packed_block, packed_wrapper
 
 
@@ -127,6 +129,12 @@ class UintxTensor(PackedTensor):
             shard.copy_(new)
         self.scale.copy_(scale)
         self.zero_point.copy_(zero_point)
+
+
+@register_linear_kernel(UintxTensor, "uintx_weight_only", precedence=0, op=uintx_weight_only_linear)
+def _weight_only(x: torch.Tensor, weight: UintxTensor, bias: torch.Tensor | None) -> torch.Tensor:
+    shards = list(weight.blocks.codes)
+    return uintx_weight_only_linear(x, shards, weight.bits, weight.packed_dim, weight.scale, weight.zero_point, bias)
 
 
 torch.serialization.add_safe_globals([UintxTensor])

@@ -1,16 +1,25 @@
-"""int8 weight-only linear, as a custom operator on plain tensors.
+"""Linears with an int8 weight, as custom operators on plain tensors.
 
-    out = x @ dequantize(qdata, scale).T + bias
+    weight-only   out = x @ dequantize(qdata, scale).T + bias
+    activation    out = (xq @ qdata.T) * x_scale * scale.T + bias      with   xq = clamp(round(x / x_scale), -127, 127)
 
-The weight is dequantized to the dtype of `x` before the product. Scaling after the product would save work, but in
-float16 the unscaled sums overflow (activations of 100 and K = 1024 are enough), and group-wise scales can't be pulled out.
+The weight-only linear dequantizes to the dtype of `x` before the product. Scaling after it would save work, but in float16
+the unscaled sums overflow (activations of 100 and K = 1024 are enough), and group-wise scales can't be pulled out.
+
+With a quantized activation the product is one of integers, exact in int32. The scale of `x` is that of each row
+(dynamic: max|row| / 127, Dettmers et al. 2022, "LLM.int8()", eq. 2 without outliers) or is given (static: values beyond
+127 x_scale saturate). Its gradient passes straight through the rounding.
 """
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
-from reference_impls.kernels.quantization import block_size, dequantize
+from reference_impls.kernels.linear_gradients import bias_gradient, scale_gradient, weight_gradient
+from reference_impls.kernels.quantization import choose_symmetric, dequantize, quantize
+
+Gradients = tuple[torch.Tensor | None, ...]
 
 
 @torch.library.custom_op("reference_impls::int8_weight_only_linear", mutates_args=())
@@ -18,48 +27,121 @@ def int8_weight_only_linear(
     x: torch.Tensor, qdata: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Linear of `x` (..., K) with codes (N, K), scales (N / b_0, K / b_1) and bias (N,); gives (..., N) in x's dtype."""
-    weight = dequantize(qdata, scale, None, x.dtype)
-    return torch.nn.functional.linear(x, weight, bias).contiguous()
+    return F.linear(x, dequantize(qdata, scale, None, x.dtype), bias).contiguous()
+
+
+@torch.library.custom_op("reference_impls::int8_dynamic_linear", mutates_args=())
+def int8_dynamic_linear(
+    x: torch.Tensor, qdata: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """As `int8_weight_only_linear`, with each row of `x` rounded to int8; scales (N, 1)."""
+    return _integer_linear(x, _row_scale(x), qdata, scale, bias)
+
+
+@torch.library.custom_op("reference_impls::int8_static_linear", mutates_args=())
+def int8_static_linear(
+    x: torch.Tensor, x_scale: torch.Tensor, qdata: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """As `int8_dynamic_linear`, with one given scale of `x` (a tensor of one element)."""
+    return _integer_linear(x, x_scale.reshape(1, 1), qdata, scale, bias)
+
+
+def _row_scale(x: torch.Tensor) -> torch.Tensor:
+    """(rows, 1), in float32."""
+    rows = x.reshape(-1, x.shape[-1]).float()
+    return choose_symmetric(rows, (1, max(rows.shape[1], 1)), -127, 127)
+
+
+def _integer_linear(
+    x: torch.Tensor, x_scale: torch.Tensor, qdata: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    rows = x.reshape(-1, x.shape[-1]).float()
+    codes = quantize(rows, x_scale, None, -127, 127, torch.int8)
+    out = _int_mm(codes, qdata.t()).to(scale.dtype) * x_scale * scale.t()
+    out = out if bias is None else out + bias
+    return out.to(x.dtype).reshape(*x.shape[:-1], qdata.shape[0])
+
+
+def _int_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The exact product of int8 matrices, by the integer units where torch has such a kernel for these sizes."""
+    fits = a.device.type == "cpu" or (a.shape[0] > 16 and a.shape[1] % 8 == 0 and b.shape[1] % 8 == 0)
+    if fits and a.numel() and b.numel():
+        return torch._int_mm(a, b)
+    # float64 holds every sum of fewer than 2**39 products of int8
+    return a.double() @ b.double()
 
 
 @int8_weight_only_linear.register_fake
+@int8_dynamic_linear.register_fake
 def _(x: torch.Tensor, qdata: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], qdata.shape[0]))
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+@int8_static_linear.register_fake
+def _(
+    x: torch.Tensor, x_scale: torch.Tensor, qdata: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], qdata.shape[0]))
+
+
+# --- gradients --------------------------------------------------------------------------------------------------
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     x, qdata, scale, bias = inputs
     ctx.has_bias = bias is not None
     ctx.save_for_backward(x, qdata, scale)
 
 
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    x, qdata, scale = ctx.saved_tensors
+def _gradients(ctx: Any, grad: torch.Tensor, used: torch.Tensor) -> Gradients:
+    """`used` is the activation that was multiplied: `x`, or what it was rounded to."""
+    _, qdata, scale = ctx.saved_tensors
     grad_x = grad_scale = grad_bias = None
     if ctx.needs_input_grad[0]:
         grad_x = grad @ dequantize(qdata, scale, None, grad.dtype)
     if ctx.needs_input_grad[2]:
-        grad_scale = _scale_gradient(weight_gradient(x, grad), qdata, scale)
+        grad_scale = scale_gradient(weight_gradient(used, grad), qdata, scale)
     if ctx.has_bias and ctx.needs_input_grad[3]:
         grad_bias = bias_gradient(grad)
     return grad_x, None, grad_scale, grad_bias
 
 
-int8_weight_only_linear.register_autograd(_backward, setup_context=_setup_context)
+def _weight_only_backward(ctx: Any, grad: torch.Tensor) -> Gradients:
+    return _gradients(ctx, grad, ctx.saved_tensors[0])
 
 
-def weight_gradient(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-    """d loss / d weight (N, K) of a linear from x (..., K) and d loss / d out (..., N); batch dimensions are summed."""
-    return grad.reshape(-1, grad.shape[-1]).mT @ x.reshape(-1, x.shape[-1])
+def _dynamic_backward(ctx: Any, grad: torch.Tensor) -> Gradients:
+    x = ctx.saved_tensors[0]
+    return _gradients(ctx, grad, _rounded(x, _row_scale(x)))
 
 
-def bias_gradient(grad: torch.Tensor) -> torch.Tensor:
-    """d loss / d bias (N,) from d loss / d out (..., N)."""
-    return grad.reshape(-1, grad.shape[-1]).sum(0)
+def _setup_static(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    x, x_scale, qdata, scale, bias = inputs
+    ctx.has_bias = bias is not None
+    ctx.save_for_backward(x, x_scale, qdata, scale)
 
 
-def _scale_gradient(grad_weight: torch.Tensor, qdata: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Each scale multiplies the codes of its block: the sum over the block of d loss / d weight * q."""
-    block = block_size(qdata.shape, scale.shape)
-    product = grad_weight.to(scale.dtype) * qdata
-    return product.reshape(qdata.shape[0] // block[0], block[0], qdata.shape[1] // block[1], block[1]).sum((1, 3))
+def _static_backward(ctx: Any, grad: torch.Tensor) -> Gradients:
+    """Where `x` saturates its gradient is zero, as in torch.fake_quantize_*."""
+    x, x_scale, qdata, scale = ctx.saved_tensors
+    grad_x = grad_scale = grad_bias = None
+    if ctx.needs_input_grad[0]:
+        inside = (x.float() * (1.0 / x_scale)).round().abs() <= 127
+        grad_x = (grad @ dequantize(qdata, scale, None, grad.dtype)) * inside
+    if ctx.needs_input_grad[3]:
+        used = _rounded(x, x_scale.reshape(1, 1))
+        grad_scale = scale_gradient(weight_gradient(used, grad), qdata, scale)
+    if ctx.has_bias and ctx.needs_input_grad[4]:
+        grad_bias = bias_gradient(grad)
+    return grad_x, None, None, grad_scale, grad_bias
+
+
+def _rounded(x: torch.Tensor, x_scale: torch.Tensor) -> torch.Tensor:
+    """`x`, as rows, quantized and dequantized."""
+    rows = x.reshape(-1, x.shape[-1]).float()
+    return dequantize(quantize(rows, x_scale, None, -127, 127, torch.int8), x_scale, None, x.dtype)
+
+
+int8_weight_only_linear.register_autograd(_weight_only_backward, setup_context=_setup)
+int8_dynamic_linear.register_autograd(_dynamic_backward, setup_context=_setup)
+int8_static_linear.register_autograd(_static_backward, setup_context=_setup_static)

@@ -81,6 +81,16 @@ RECIPES: tuple[Recipe, ...] = (
         },
     ),
     Recipe(
+        paths=("reference_impls.Int8ActivationTensor", "reference_impls.int8_activation.Int8ActivationTensor"),
+        make="Int8ActivationTensor.from_hp(hp)",
+        to_plain="t.dequantize()",
+        imports="from reference_impls import Int8ActivationTensor",
+        ndim=(2, 3),
+        claims=_CLAIMS,
+        activation_bits=8,
+        max_error=_symmetric(127, ".amax(-1, keepdim=True)"),
+    ),
+    Recipe(
         paths=("reference_impls.UintxTensor", "reference_impls.uintx.UintxTensor"),
         to_plain="t.dequantize()",
         imports="from reference_impls import UintxTensor",
