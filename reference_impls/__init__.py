@@ -5,6 +5,15 @@ from reference_impls.int4 import Int4Tensor, UInt4Tensor
 from reference_impls.int8 import Int8Tensor
 from reference_impls.int8_activation import Int8ActivationTensor
 from reference_impls.per_channel import PerChannelSymmetricWeight
+from reference_impls.trainable import TrainableInt8Tensor
 from reference_impls.uintx import UintxTensor
 
-__all__ = ["Int4Tensor", "Int8ActivationTensor", "Int8Tensor", "PerChannelSymmetricWeight", "UInt4Tensor", "UintxTensor"]
+__all__ = [
+    "Int4Tensor",
+    "Int8ActivationTensor",
+    "Int8Tensor",
+    "PerChannelSymmetricWeight",
+    "TrainableInt8Tensor",
+    "UInt4Tensor",
+    "UintxTensor",
+]

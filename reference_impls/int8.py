@@ -112,8 +112,12 @@ class Int8Tensor(BlockTensor):
     def write_values(self, values: torch.Tensor) -> None:
         values = values.to(self.scale.dtype)
         scale = choose_symmetric(values, self.block_size, -QMAX, QMAX)
-        self.qdata.copy_(quantize(values, scale, None, -QMAX, QMAX, torch.int8))
+        self.qdata.copy_(quantize(values, scale, None, -QMAX, QMAX, torch.int8, self.round_steps))
         self.scale.copy_(scale)
+
+    def round_steps(self, steps: torch.Tensor) -> torch.Tensor:
+        """How a write rounds values in units of the scale."""
+        return steps.round()
 
 
 @register_linear_kernel(Int8Tensor, "int8_weight_only", precedence=0, op=int8_weight_only_linear)

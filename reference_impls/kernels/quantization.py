@@ -124,6 +124,14 @@ def unclipped_codes(
     return rounding(x * inverse) + offset
 
 
+def round_stochastic(x: torch.Tensor) -> torch.Tensor:
+    """The whole number below or above each element, with the probabilities that make the mean right: floor(x + u), u in [0, 1).
+
+    u is drawn from torch's global generator of the device (Gupta et al. 2015, "Deep Learning with Limited Numerical Precision", eq. 2).
+    """
+    return (x + torch.rand_like(x)).floor()
+
+
 def dequantize(
     codes: torch.Tensor,
     scale: torch.Tensor,

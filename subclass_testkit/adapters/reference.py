@@ -91,6 +91,22 @@ RECIPES: tuple[Recipe, ...] = (
         max_error=_symmetric(127, ".amax(-1, keepdim=True)"),
     ),
     Recipe(
+        paths=("reference_impls.TrainableInt8Tensor", "reference_impls.trainable.TrainableInt8Tensor"),
+        make="TrainableInt8Tensor.from_hp(hp)",
+        to_plain="t.dequantize()",
+        imports="from reference_impls import TrainableInt8Tensor",
+        claims=_CLAIMS,
+        max_error=_symmetric(127, ".amax(-1, keepdim=True)"),
+        variants={
+            "nearest": {"make": "TrainableInt8Tensor.from_hp(hp, rounding='nearest')"},
+            "group16": {
+                "make": "TrainableInt8Tensor.from_hp(hp, 16)",
+                "multiples_of": (1, 16),
+                "max_error": _symmetric(127, _in_groups(16)),
+            },
+        },
+    ),
+    Recipe(
         paths=("reference_impls.UintxTensor", "reference_impls.uintx.UintxTensor"),
         to_plain="t.dequantize()",
         imports="from reference_impls import UintxTensor",
