@@ -5,15 +5,31 @@ from reference_impls.int4 import Int4Tensor, UInt4Tensor
 from reference_impls.int8 import Int8Tensor
 from reference_impls.int8_activation import Int8ActivationTensor
 from reference_impls.per_channel import PerChannelSymmetricWeight
+from reference_impls.quantize import (
+    Int4WeightOnly,
+    Int8DynamicActivation,
+    Int8WeightOnly,
+    TrainableInt8,
+    UintxWeightOnly,
+    quantize_,
+    size_in_bytes,
+)
 from reference_impls.trainable import TrainableInt8Tensor
 from reference_impls.uintx import UintxTensor
 
 __all__ = [
     "Int4Tensor",
+    "Int4WeightOnly",
     "Int8ActivationTensor",
+    "Int8DynamicActivation",
     "Int8Tensor",
+    "Int8WeightOnly",
     "PerChannelSymmetricWeight",
+    "TrainableInt8",
     "TrainableInt8Tensor",
     "UInt4Tensor",
     "UintxTensor",
+    "UintxWeightOnly",
+    "quantize_",
+    "size_in_bytes",
 ]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import copy
 import json
 import os
@@ -49,7 +50,16 @@ _BINARY = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv,
     ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.LShift: ast.RShift, ast.RShift: ast.LShift, ast.MatMult: ast.Mult, ast.Pow: ast.Mult,
 }  # fmt: skip
-_NAMES = {"amax": "amin", "amin": "amax", "min": "max", "max": "min", "any": "all", "all": "any", "floor": "ceil", "round": "floor"}
+_NAMES = {
+    "amax": "amin",
+    "amin": "amax",
+    "min": "max",
+    "max": "min",
+    "any": "all",
+    "all": "any",
+    "floor": "ceil",
+    "round": "floor",
+}
 
 
 # --- making mutants ---------------------------------------------------------------------------------------------
@@ -134,7 +144,9 @@ def mutants(path: Path) -> Iterator[dict[str, Any]]:
     for place, node in list(places(tree)):
         for kind, new in changes(node):
             before, after = ast.unparse(node), ast.unparse(new) if new is not None else ""
-            key = f"{path.relative_to(PACKAGE)}:{place.function or 'module'}:{kind}: {before} -> {after}".replace("\n", " ")[:300]
+            key = f"{path.relative_to(PACKAGE)}:{place.function or 'module'}:{kind}: {before} -> {after}".replace("\n", " ")[
+                :300
+            ]
             seen[key] += 1
             key += f" #{seen[key]}" if seen[key] > 1 else ""
             place.set(new)
@@ -142,7 +154,13 @@ def mutants(path: Path) -> Iterator[dict[str, Any]]:
                 source = ast.unparse(ast.fix_missing_locations(tree))
             finally:
                 place.set(node)
-            yield {"key": key, "file": str(path.relative_to(PACKAGE)), "function": place.function, "line": node.lineno, "source": source}
+            yield {
+                "key": key,
+                "file": str(path.relative_to(PACKAGE)),
+                "function": place.function,
+                "line": node.lineno,
+                "source": source,
+            }
 
 
 # --- running the kit on one ---------------------------------------------------------------------------------------
@@ -190,7 +208,7 @@ def in_a_process(function: Any, *arguments: Any, timeout: float) -> Any:
         os.dup2(quiet, 2)
         try:
             answer = function(*arguments)
-        except BaseException as error:  # noqa: BLE001  # whatever a mutant raises is an answer
+        except BaseException as error:  # whatever a mutant raises is an answer
             answer = {"killed": f"raised {type(error).__name__}"}
         os.write(write, json.dumps(answer).encode())
         os._exit(0)
@@ -206,10 +224,8 @@ def in_a_process(function: Any, *arguments: Any, timeout: float) -> Any:
         except BlockingIOError:
             time.sleep(0.02)
     os.close(read)
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     os.waitpid(pid, 0)
     return json.loads(data) if data else {"killed": "hang" if time.monotonic() >= deadline else "died"}
 
@@ -264,10 +280,16 @@ def run_all(arguments: argparse.Namespace) -> None:
     mine = [m for i, m in enumerate(chosen) if i % arguments.jobs == arguments.job] if arguments.job is not None else chosen
     for number, mutant in enumerate(mine, 1):
         start = time.monotonic()
-        subjects = reached[f"{mutant['file']}:{mutant['function'] or '<module>'}"] or (list(SUBJECTS) if not mutant["function"] else [])
+        subjects = reached[f"{mutant['file']}:{mutant['function'] or '<module>'}"] or (
+            list(SUBJECTS) if not mutant["function"] else []
+        )
         verdict: dict[str, Any] = {"killed": None, "reached": bool(subjects)}
         for subject in subjects[: arguments.subjects]:
-            verdict = {"reached": True, "subject": subject, **in_a_process(judge, mutant, subject, dict(order), timeout=TIMEOUT)}
+            verdict = {
+                "reached": True,
+                "subject": subject,
+                **in_a_process(judge, mutant, subject, dict(order), timeout=TIMEOUT),
+            }
             if verdict["killed"]:
                 order[verdict["killed"]] += 1
                 break
@@ -275,7 +297,9 @@ def run_all(arguments: argparse.Namespace) -> None:
         row["seconds"] = round(time.monotonic() - start, 1)
         with results.open("a") as out:
             out.write(json.dumps(row) + "\n")
-        print(f"{number}/{len(mine)} {row['seconds']:5.1f} s {row['killed'] or 'SURVIVED':<45} {mutant['key'][:110]}", flush=True)
+        print(
+            f"{number}/{len(mine)} {row['seconds']:5.1f} s {row['killed'] or 'SURVIVED':<45} {mutant['key'][:110]}", flush=True
+        )
 
 
 # --- the report ---------------------------------------------------------------------------------------------------
