@@ -221,7 +221,7 @@ class DeviceTests(SimulatedGroup):
 
     @check(
         level="should",
-        needs=("devices", "wrapper"),
+        needs=("devices", "wrapper", "serving"),
         axes="variant",
         why="a model that is built on the meta device becomes dense in to_empty(), and then loads dense weights, without a word",
         fix="implement aten.empty_like: the class, around empty inner tensors on the asked device",

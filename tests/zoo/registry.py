@@ -35,6 +35,7 @@ class Entry:
     defect: str
     ref: str = ""
     note: str = ""
+    advice: tuple[str, ...] = ()
     subject_kwargs: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -57,17 +58,20 @@ def broken(
     def register(cls: Cls) -> Cls:
         base = parent or cls.__mro__[1]
         kwargs = {**_inherited_kwargs(base), **subject_kwargs}
-        BROKEN.append(Entry(cls.__name__, cls, base, group, _first_line(cls), ref, note, kwargs))
+        BROKEN.append(Entry(cls.__name__, cls, base, group, _first_line(cls), ref, note, (), kwargs))
         return cls
 
     return register
 
 
-def correct(*, note: str = "", **subject_kwargs: Any) -> Callable[[Cls], Cls]:
-    """Register a correct class; the keywords are what its Subject must declare (`activation_bits=8`)."""
+def correct(*, note: str = "", advice: tuple[str, ...] = (), **subject_kwargs: Any) -> Callable[[Cls], Cls]:
+    """Register a correct class; the keywords are what its Subject must declare (`activation_bits=8`).
+
+    `advice` are checks of level should that say something true of the class, which it does on purpose.
+    """
 
     def register(cls: Cls) -> Cls:
-        entry = Entry(cls.__name__, cls, None, "", _first_line(cls), "", note, subject_kwargs)
+        entry = Entry(cls.__name__, cls, None, "", _first_line(cls), "", note, advice, subject_kwargs)
         CORRECT.append(entry)
         return cls
 
