@@ -7,6 +7,7 @@ import importlib
 import inspect
 import math
 import re
+import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -182,16 +183,23 @@ def _spell(recipe: Callable[..., Any], fallback: str) -> _Spelling:
     if isinstance(owner, type):
         root = owner.__qualname__.split(".")[0]
         text = f"{owner.__qualname__}.{getattr(recipe, '__name__', fallback)}"
-        return _importable(owner.__module__, root, text, owner, recipe, fallback)
+        value = owner if root == owner.__qualname__ else _global(owner.__module__, root)
+        return _importable(owner.__module__, root, text, value, recipe, fallback)
     if isinstance(recipe, type | types.FunctionType) and module and "<" not in qualname:
-        value = getattr(importlib.import_module(module), qualname.split(".")[0], None) if module != "__main__" else recipe
-        return _importable(module, qualname.split(".")[0], qualname, value, recipe, fallback)
+        root = qualname.split(".")[0]
+        value = recipe if root == qualname else _global(module, root)
+        return _importable(module, root, qualname, value, recipe, fallback)
     if qualname.endswith("<lambda>"):
         source = _lambda_source(recipe)
         if source:
             lines = [*_globals_as_imports(recipe), f"{fallback} = {source}"]
             return _Spelling(fallback, "\n".join(lines), fallback, recipe)
     return _Spelling(fallback, f"# {fallback}: {qualname or recipe!r} of {module}", fallback, recipe)
+
+
+def _global(module: str, name: str) -> Any:
+    """A module's global; None if it has none. ``__main__`` (a script, a notebook) is a module like any other."""
+    return getattr(sys.modules.get(module) or importlib.import_module(module), name, None)
 
 
 def _importable(module: str, root: str, text: str, value: Any, recipe: Any, fallback: str) -> _Spelling:

@@ -134,3 +134,30 @@ def test_a_class_without_a_constructor_of_its_own_is_made_in_every_dtype() -> No
     subject = complete(Subject(NoConstructor))
     assert subject.make == "hp.as_subclass(NoConstructor)"
     assert subject.dtypes == (torch.float32, torch.bfloat16, torch.float16)
+
+
+def test_recipes_that_are_methods_of_a_class_in_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script's or a notebook's class, and one inside another: the name at the root of the recipe is what it stands for."""
+    import sys
+    import types
+
+    script = types.ModuleType("__main__")
+
+    class Holder:
+        class Inner(torch.Tensor):
+            @classmethod
+            def wrap(cls, hp: torch.Tensor) -> torch.Tensor:
+                return hp.as_subclass(cls)
+
+            def unwrap(self) -> torch.Tensor:
+                return self.as_subclass(torch.Tensor)
+
+    inner = Holder.Inner
+    for named, qualname in ((Holder, "Holder"), (inner, "Holder.Inner"), (inner.unwrap, "Holder.Inner.unwrap")):
+        named.__module__, named.__qualname__ = "__main__", qualname
+    script.Holder = Holder  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    subject = Subject(inner, make=inner.wrap, to_plain=inner.unwrap)
+    assert subject.make_text == "Holder.Inner.wrap(hp)"
+    assert subject.to_plain_text == "Holder.Inner.unwrap(t)"
+    assert subject.plain(subject.build(torch.ones(2))).tolist() == [1.0, 1.0]
