@@ -43,13 +43,15 @@ class BlockTensor(ValueTensor):
     def blocks(self) -> Blocks:
         """The inner tensors, as what views act on."""
         inner = self.inner_tensors
-        codes = tuple(inner[name] for name in self.code_names if name in inner)
-        return Blocks(tuple(self.shape), codes, tuple(inner[name] for name in self.parameter_names), self.shares_scale)
+        codes, parameters = (
+            tuple(inner[name] for name in names if name in inner) for names in (self.code_names, self.parameter_names)
+        )
+        return Blocks(tuple(self.shape), codes, parameters, self.shares_scale)
 
     def of_blocks(self, blocks: Blocks) -> Self:
         """A tensor like this one around other codes and parameters."""
-        present = [name for name in self.code_names if getattr(self, name) is not None]
-        viewed = dict(zip((*present, *self.parameter_names), (*blocks.codes, *blocks.parameters), strict=True))
+        present = [name for name in (*self.code_names, *self.parameter_names) if getattr(self, name) is not None]
+        viewed = dict(zip(present, (*blocks.codes, *blocks.parameters), strict=True))
         return self.rebuilt({**self.inner_tensors, **viewed}, **self.attributes_of_blocks(blocks))
 
     def attributes_of_blocks(self, blocks: Blocks) -> dict[str, Any]:
@@ -149,7 +151,7 @@ def block_for(shape: torch.Size, granularity: Granularity) -> tuple[int, ...]:
 
 # --- views: same memory, same class -----------------------------------------------------------------------------
 
-_VIEWS = {
+VIEWS = {
     aten.t.default: block_views.t,
     aten.transpose.int: block_views.transpose,
     aten.permute.default: block_views.permute,
@@ -169,9 +171,9 @@ _VIEWS = {
 }
 
 
-@BlockTensor.implements(_VIEWS)
+@BlockTensor.implements(VIEWS)
 def _view(func: OpOverload, self: BlockTensor, *arguments: Any) -> BlockTensor | list[BlockTensor]:
-    result = _VIEWS[func](self.blocks, *arguments)
+    result = VIEWS[func](self.blocks, *arguments)
     return [self.of_blocks(blocks) for blocks in result] if isinstance(result, list) else self.of_blocks(result)
 
 

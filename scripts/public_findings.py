@@ -120,8 +120,9 @@ def _item(group: list[Result]) -> str:
     level = "" if first.level == "must" else f" ({first.level})"
     more = f" *{len(group)} instances.*" if len(group) > 1 else ""
     message = " ".join(first.message.split()).replace("|", "\\|")
-    likely = f" Likely: {' '.join(first.diagnosis.split())}" if first.diagnosis else ""
-    return f"- **{first.id}**{level} [{', '.join(first.params.values())}]: {message}{likely}{more}"
+    likely = f" Likely: {' '.join(first.diagnosis.split()).rstrip('.')}." if first.diagnosis else ""
+    where = f" Code: `{first.where}`." if first.where else ""
+    return f"- **{first.id}**{level} [{', '.join(first.params.values())}]: {message}{likely}{where}{more}"
 
 
 def _write(path: Path, text: str) -> None:

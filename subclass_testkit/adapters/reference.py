@@ -118,6 +118,32 @@ RECIPES: tuple[Recipe, ...] = (
         **_uintx(4, None),  # type: ignore[arg-type]
     ),
     Recipe(
+        paths=("reference_impls.AffineQuantizedTensor", "reference_impls.affine.AffineQuantizedTensor"),
+        make="AffineQuantizedTensor.from_hp(hp, PlainLayout(), 'asymmetric', 0, 255)",
+        to_plain="t.dequantize()",
+        imports="from reference_impls import AffineQuantizedTensor, PlainLayout, UintxLayout",
+        ndim=(2, 3),
+        claims=_CLAIMS,
+        max_error=_asymmetric(255),
+        variants={
+            "tensor": {
+                "make": "AffineQuantizedTensor.from_hp(hp, PlainLayout(), 'symmetric', -128, 127, 'tensor')",
+                "max_error": _symmetric(127, ".amax()"),
+                "claims": _WITHOUT_SHARDS,
+            },
+            "uint4-float-zero": {
+                "make": "AffineQuantizedTensor.from_hp(hp, UintxLayout(4), 'float_zero', 0, 15, 16)",
+                "multiples_of": (1, 16),
+                "max_error": _asymmetric(15, 16),  # a range that includes zero is no smaller than one that needn't
+            },
+            "int3": {
+                "make": "AffineQuantizedTensor.from_hp(hp, UintxLayout(3), 'symmetric', -4, 3, 16)",
+                "multiples_of": (1, 16),
+                "max_error": _symmetric(3, _in_groups(16)),
+            },
+        },
+    ),
+    Recipe(
         paths=("reference_impls.UInt4Tensor", "reference_impls.int4.UInt4Tensor"),
         make="UInt4Tensor.from_hp(hp, 16)",
         to_plain="t.dequantize()",
