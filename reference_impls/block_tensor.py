@@ -216,12 +216,17 @@ def _broadcast(values: torch.Tensor, target: BlockTensor) -> torch.Tensor:
 
 @BlockTensor.implements(aten.zero_.default)
 def _zero_(func: OpOverload, self: BlockTensor) -> BlockTensor:
-    """Zero needs no new scale: where there is no zero point either, a part of a block can be zeroed."""
+    """Zero needs no new scale: where there is no zero point either, a part of a block can be zeroed.
+
+    Only a NaN must go from the scale, because 0 * NaN is NaN. A part of a block that is NaN stays so: the rest of it is as well.
+    """
     blocks = self.blocks
     if len(blocks.parameters) > 1:
         self.check_writable("zero_")
     for part in (*blocks.codes, *blocks.parameters[1:]):
         part.zero_()
+    if not self.shares_scale:
+        blocks.parameters[0].nan_to_num_(nan=1.0)
     return self
 
 
@@ -262,7 +267,8 @@ def _padding_in_entries(blocks: Blocks, part: torch.Tensor, pad: list[int]) -> l
         dim = len(blocks.shape) - 1 - i // 2
         each = block_size(blocks.shape, part.shape)[dim]
         is_parameter = any(part is p for p in blocks.parameters)
-        one_block = is_parameter and each > 1 and part.shape[dim] == 1  # it just grows
+        # a single block just grows, unless it has a zero point: the code 0 isn't the value 0 in it
+        one_block = is_parameter and each > 1 and part.shape[dim] == 1 and len(blocks.parameters) == 1
         if count < 0 or (count % each and not one_block):
             return None
         result.append(0 if one_block else count // each)

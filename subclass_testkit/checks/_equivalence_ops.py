@@ -237,6 +237,9 @@ POINTWISE = (
     "w.repeat(2, 1)",
     "w.repeat_interleave(2, dim=0)",
     "F.pad(w, (1, 2))",
+    "F.pad(w, (0, 16))",  # whole bytes and groups: a class may pad its codes
+    "F.pad(w, (16, 0, 1, 2))",
+    "F.pad(w, (0, 16), value=0.5)",
     "w.rot90()",
     "w.diff(dim=0)",
 )
