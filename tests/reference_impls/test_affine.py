@@ -1,0 +1,107 @@
+"""`AffineQuantizedTensor`: every mapping, granularity and layout against values computed by torch's own operators, and its kernels."""
+
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from reference_impls import AffineQuantizedTensor, PlainLayout, UintxLayout, UintxTensor
+from reference_impls.kernels.affine_linear import affine_linear, affine_packed_linear
+from reference_impls.linear import record_kernels
+
+HP = torch.randn(6, 32, generator=torch.Generator().manual_seed(0)) * torch.linspace(0.5, 3, 6)[:, None] + 0.4
+X = torch.linspace(-1, 1, 96).sin().reshape(3, 32)
+
+
+def made(layout, *arguments):
+    return AffineQuantizedTensor.from_hp(HP, layout, *arguments)
+
+
+FORMATS = {
+    "uint8 rows": (PlainLayout(), "asymmetric", 0, 255),
+    "int8 tensor": (PlainLayout(), "symmetric", -128, 127, "tensor"),
+    "blocks of 2x8": (PlainLayout(), "asymmetric", 0, 15, (2, 8)),
+    "int8 with zero point": (PlainLayout(), "asymmetric", -128, 127, 8),
+    "float zero": (UintxLayout(4), "float_zero", 0, 15, 8),
+    "int3": (UintxLayout(3), "symmetric", -4, 3, 16),
+    "uint7": (UintxLayout(7), "asymmetric", 0, 127, 8),
+}
+
+
+@pytest.mark.parametrize("layout", [PlainLayout(), UintxLayout(5)])
+def test_rows_are_what_torch_fakes(layout):
+    w = made(layout, "asymmetric", 0, 31)
+    scale, zero = w.tensor_impl.scale[:, 0], w.tensor_impl.zero_point[:, 0]
+    assert torch.equal(w.dequantize(), torch.fake_quantize_per_channel_affine(HP, scale, zero, 0, 0, 31))
+    rows = torch.cat([HP, torch.zeros(6, 1)], 1)
+    torch.testing.assert_close(scale, (rows.amax(1) - rows.amin(1)) / 31)
+
+
+def test_it_is_what_the_plain_class_is():
+    w, plain = made(UintxLayout(3), "asymmetric", 0, 7, 16), UintxTensor.from_hp(HP, 3, 16)
+    assert torch.equal(w.dequantize(), plain.dequantize())
+    assert torch.equal(w.tensor_impl.shard2, plain.shard2)
+
+
+@pytest.mark.parametrize("arguments", FORMATS.values(), ids=FORMATS)
+def test_views_writes_and_files(arguments):
+    w = made(*arguments)
+    d = w.dequantize()
+    assert torch.equal(w.t()[8:16].dequantize(), d.t()[8:16])
+    with torch.no_grad():
+        w[2:4].copy_(HP[2:4] * 10) if w.block_size[0] in (1, 2) else w.copy_(HP * 10)
+        expected = made(*arguments)
+        expected.copy_(HP * 10)
+    assert torch.equal(w[2:4].dequantize(), expected[2:4].dequantize())
+    file = io.BytesIO()
+    torch.save(w, file)
+    file.seek(0)
+    loaded = torch.load(file)  # weights_only
+    assert torch.equal(loaded.dequantize(), w.dequantize())
+    assert (loaded._layout, loaded.mapping) == (arguments[0], arguments[1])
+    assert loaded.preserve_zero == (arguments[1] != "float_zero")
+
+
+@pytest.mark.parametrize("arguments", FORMATS.values(), ids=FORMATS)
+def test_zeroing_is_exact(arguments):
+    w = made(*arguments)
+    with torch.no_grad():
+        w.zero_()
+    assert (w.dequantize() == 0).all()
+
+
+@pytest.mark.parametrize("arguments", FORMATS.values(), ids=FORMATS)
+def test_the_kernel_of_the_layout_runs(arguments):
+    w = made(*arguments)
+    with record_kernels() as ran:
+        out = F.linear(X, w)
+    assert ran == ["affine_plain" if isinstance(arguments[0], PlainLayout) else "affine_uintx"]
+    torch.testing.assert_close(out, F.linear(X, w.dequantize()))
+
+
+@pytest.mark.parametrize("arguments", FORMATS.values(), ids=FORMATS)
+def test_opcheck(arguments):
+    impl, bias = made(*arguments).tensor_impl, torch.linspace(0, 1, 6).requires_grad_()
+    rest = (impl.scale, impl.zero_point, impl.quant_min, impl.quant_max, bias)
+    if isinstance(arguments[0], PlainLayout):
+        torch.library.opcheck(affine_linear, (X.clone().requires_grad_(), impl.qdata, *rest))
+    else:
+        packing = (list(impl.blocks.codes), impl.bits, impl.packed_dim)
+        torch.library.opcheck(affine_packed_linear, (X.clone().requires_grad_(), *packing, *rest))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((PlainLayout(), "affine"), "mapping 'affine' is unknown"),
+        ((PlainLayout(), "asymmetric", 0, 999), "0..999 fit neither"),
+        ((UintxLayout(3), "asymmetric", 0, 15), "don't fit into 3 bits"),
+        ((UintxLayout(9), "asymmetric", 0, 15), "9 bits can't be packed"),
+        ((PlainLayout(), "asymmetric", 0, 15, (4, 8)), r"\(4, 8\) doesn't divide the shape \(6, 32\)"),
+        ((PlainLayout(), "asymmetric", 0, 15, 5), "group size 5 doesn't divide"),
+    ],
+)
+def test_misuse_is_said(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        made(*arguments)
