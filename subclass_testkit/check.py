@@ -69,6 +69,11 @@ class Check:
     upstream: str
     function: str
 
+    @property
+    def of_parameters(self) -> bool:
+        """Whether it is about parameters of modules, which not every tensor is for."""
+        return self.group == "modules" or any(word in self.function for word in ("module", "tied_weights"))
+
 
 def check_id(group: str, function: str) -> str:
     """The one place where an id is made: ``slicing``, ``test_row_slice`` -> ``slicing/row-slice``."""

@@ -86,7 +86,7 @@ class Script:
         except (CheckFailed, CheckSkipped, NotClaimed, Refused, KeyboardInterrupt):
             raise
         except BaseException as error:
-            self.blame(error, last_line(source))
+            self.blame(error, failing_line(error) or last_line(source))
 
     def note(self, source: str) -> None:
         """Add lines to the reproduction that the check has run by itself."""
@@ -216,6 +216,16 @@ def _modules() -> dict[str, Any]:
         exec(line, ns)  # noqa: S102  # our own import lines
     del ns["__builtins__"]
     return ns
+
+
+def failing_line(error: BaseException) -> str:
+    """The line of the check's own text that raised; empty if it is not in the traceback."""
+    line, tb = "", error.__traceback__
+    while tb is not None:
+        if tb.tb_frame.f_code.co_filename.startswith("<check "):
+            line = linecache.getline(tb.tb_frame.f_code.co_filename, tb.tb_lineno).strip() or line
+        tb = tb.tb_next
+    return line
 
 
 def last_line(source: str) -> str:

@@ -95,6 +95,12 @@ class Run:
             self.results[label] = result
         return self.results[label]
 
+    @property
+    def _is_state(self) -> bool:
+        """Whether the subject declares to be an optimizer state, and nothing that only weights do."""
+        declared = self.subject.declared
+        return "optimizer_state" in declared and not {"training", "inference", "serving"} & set(declared)
+
     def _locate(self, instance: Instance, result: Result) -> str:
         """Where a wrong result comes from: found for the first instance of a finding, by running it once more."""
         finding = (result.id, result.kind)
@@ -113,6 +119,8 @@ class Run:
         if missing:
             reasons = "; ".join(f"{c}: {self.claims[c].reason}" for c in missing)
             return instance.result(Outcome.NOT_CLAIMED, message=reasons)
+        if instance.check.of_parameters and self._is_state:
+            return instance.result(Outcome.NOT_CLAIMED, message="an optimizer state is never a module's parameter")
         if instance.shape is None:
             return instance.result(Outcome.SKIPPED, message="no 3-D shape is legal for this subject")
         for dependency in self._dependencies(instance):

@@ -320,7 +320,7 @@ RECIPES: tuple[Recipe, ...] = (
     # --- optimizer states. Blocks run over the flattened tensor: 256 (4-bit: 128) elements, in rows of whole blocks
     Recipe(
         paths=("torchao.optim.subclass_8bit.OptimState8bit", "torchao.optim.adam.OptimState8bit"),
-        make="OptimState8bit.zeros(hp.shape, dtype=hp.dtype).copy_(hp)",
+        make="OptimState8bit.zeros(hp.shape, dtype=hp.dtype, device=hp.device).copy_(hp)",
         to_plain="t.dequantize(t.dtype)",
         imports="from torchao.optim.subclass_8bit import OptimState8bit",
         multiples_of=(16, 16),
@@ -330,7 +330,7 @@ RECIPES: tuple[Recipe, ...] = (
     ),
     Recipe(
         paths=("torchao.optim.subclass_4bit.OptimState4bit", "torchao.optim.adam.OptimState4bit"),
-        make="OptimState4bit.zeros(hp.shape, dtype=hp.dtype).copy_(hp)",
+        make="OptimState4bit.zeros(hp.shape, dtype=hp.dtype, device=hp.device).copy_(hp)",
         to_plain="t.dequantize(t.dtype)",
         imports="from torchao.optim.subclass_4bit import OptimState4bit",
         multiples_of=(16, 16),
@@ -340,7 +340,7 @@ RECIPES: tuple[Recipe, ...] = (
     ),
     Recipe(
         paths=("torchao.optim.subclass_fp8.OptimStateFp8", "torchao.optim.adam.OptimStateFp8"),
-        make="OptimStateFp8.zeros(hp.shape, dtype=hp.dtype).copy_(hp)",
+        make="OptimStateFp8.zeros(hp.shape, dtype=hp.dtype, device=hp.device).copy_(hp)",
         to_plain="t.dequantize(t.dtype)",
         imports="from torchao.optim.subclass_fp8 import OptimStateFp8",
         multiples_of=(16, 16),

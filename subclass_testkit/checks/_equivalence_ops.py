@@ -287,7 +287,7 @@ JOINS = (
     "torch.cat([w, y], -1)",
     "torch.cat([y, w], 1)",
     "torch.cat(tensors=(w, o), dim=1)",
-    "torch.cat([w, w[:0]])",
+    "torch.cat([w, y[:0]])",
     "torch.cat([w[8:], o[:8]])",
     "torch.concat((w, o))",
     "torch.stack([w, o])",

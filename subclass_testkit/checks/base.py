@@ -150,7 +150,7 @@ class CheckGroup:
         mutates: bool = False,
         rounded: tuple[str, ...] = (),
         magnitude: str = "",
-        requantized: bool = False,
+        requantized: bool | str = False,
         suspects: dict[str, str] | None = None,
         likely: str = "",
         operands: Mapping[str, str] | None = None,
@@ -168,7 +168,8 @@ class CheckGroup:
             rounded: the operands that a class which rounds activations may round, each by a step of its largest magnitude; default:
                 ``x``, by row.
             magnitude: the operation whose value on absolute values bounds the error; default: ``operation`` (``w - y`` takes ``w + y``).
-            requantized: a result of the class may be that of a quantization of the right values (arithmetic; not views and copies).
+            requantized: a result of the class may be that of a quantization of the right values (arithmetic; not views and copies); or an
+                expression over ``d``: the values whose quantization it may be as coarse as (a softmax has a fixed range, 0 to 1).
             suspects: what a wrong result may be: sentence -> operation on plain values that gives it
                 (``{"the result without bias": "F.linear(x, w)"}``); the first that fits becomes the diagnosis.
             operands: as ``texts``, as a mapping.
@@ -215,7 +216,8 @@ class CheckGroup:
                 Finding("stride", f"{label} reports stride {got.stride()}, expected {want.stride()}.", likely, script.text())
             )
         if requantized:
-            bound = self._requantized(script, got, want, bound)
+            coarsest = want if requantized is True else execute(str(requantized), dict(script.ns))
+            bound = self._requantized(script, got, coarsest, bound)
         found, item, worst = self._difference(got, actual, want, bound, label)
         if found:
             found.likely = self._diagnose(script, operation, suspects or {}, actual, want, got, bound) or likely

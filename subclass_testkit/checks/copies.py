@@ -328,6 +328,7 @@ class CopyTests(SerializationChecks):
         """Run a write, which must leave in ``w`` the values of ``full`` as far as its format can hold them, or change nothing."""
         label = label or operation
         before = oracle.Snapshot.of(script["w"])
+        values = self.subject.plain(script["w"]).clone()
         bound = self._writing_bound(script, script[full])
         try:
             script.run(f"with torch.no_grad():\n    r = {operation}")
@@ -339,15 +340,20 @@ class CopyTests(SerializationChecks):
         script.expect("r is w", f"{label} gives another object than w.", kind="identity")
         self._reports_as_before(script, before, label)
         script.ns["bound"] = bound
+        finite = bool(self.subject.plain(script["w"]).isfinite().all()) or not bool(script[full].isfinite().all())
         likely = (
-            "the codes were replaced and the scales kept, or the other way round." if "quantized" in self.case.found else ""
+            "some values are not finite: a scale of zero, or one that underflows in its dtype."
+            if not finite
+            else (
+                "the codes were replaced and the scales kept, or the other way round." if "quantized" in self.case.found else ""
+            )
         )
         script.equal(
-            "w", f"{full}.to(w.dtype)", bound=bound, label=f"after {label}, w", likely=self._unwritten(script) or likely
+            "w", f"{full}.to(w.dtype)", bound=bound, label=f"after {label}, w", likely=self._unwritten(script, values) or likely
         )
 
-    def _unwritten(self, script: Script) -> str:
-        same = script["d"].shape == script["w"].shape and torch.equal(script.subject.plain(script["w"]), script["d"])
+    def _unwritten(self, script: Script, before: torch.Tensor) -> str:
+        same = before.shape == script["w"].shape and torch.equal(script.subject.plain(script["w"]), before)
         return "nothing was written: the values are those of before." if same else ""
 
     def _reports_as_before(self, script: Script, before: oracle.Snapshot, label: str) -> None:
