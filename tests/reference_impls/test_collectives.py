@@ -1,4 +1,4 @@
-"""Sharding an Int8Tensor over two real processes."""
+"""Sharding quantized weights over two real processes."""
 
 import subprocess
 import sys
@@ -13,14 +13,14 @@ import sys
 import torch, torch.distributed as dist, torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
-from reference_impls import Int8Tensor
+from reference_impls import AffineQuantizedTensor, Int4Tensor, Int8Tensor, PlainLayout, UInt4Tensor, UintxLayout, UintxTensor
 
 def check(w, placement, mesh, rank):
-    mine = w if rank == 0 else Int8Tensor(torch.zeros_like(w.qdata), torch.ones_like(w.scale))
+    mine = w if rank == 0 else w.mapped(lambda t: t.clone().zero_())
     shard = distribute_tensor(mine, mesh, [placement])
-    assert type(shard.to_local()) is Int8Tensor
+    assert type(shard.to_local()) is type(w)
     full = shard.full_tensor()
-    assert torch.equal(full.dequantize() if isinstance(full, Int8Tensor) else full, w.dequantize())
+    assert torch.equal(full.dequantize() if hasattr(full, 'dequantize') and type(full) is not torch.Tensor else full, w.dequantize())
     x = torch.arange(3.0 * w.shape[1]).reshape(3, -1)
     if w.shape[0] % 2 == 0:
         out = F.linear(distribute_tensor(x, mesh, [Replicate()]), shard).full_tensor()
@@ -37,6 +37,13 @@ def main(rank, path):
         for placement in (Shard(0), Shard(1), Replicate()):
             check(Int8Tensor.from_hp(hp, granularity), placement, mesh, rank)
     check(Int8Tensor.from_hp(hp[:5]), Shard(0), mesh, rank)
+    wide = torch.randn(6, 32) * torch.arange(1, 7)[:, None]
+    packed = [Int4Tensor.from_hp(wide, 16), UInt4Tensor.from_hp(wide, 8)]
+    packed += [UintxTensor.from_hp(wide, bits, 16) for bits in range(1, 8)]
+    packed += [AffineQuantizedTensor.from_hp(wide, layout, "asymmetric", 0, 15, 16) for layout in (PlainLayout(), UintxLayout(4))]
+    for w in packed:
+        for placement in (Shard(0), Shard(1), Replicate()):
+            check(w, placement, mesh, rank)
     dist.destroy_process_group()
 
 if __name__ == "__main__":
@@ -53,7 +60,7 @@ def test_distribute_linear_and_gather(tmp_path):
         [sys.executable, str(script), str(tmp_path / "store")],
         capture_output=True, text=True, timeout=120, env={"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
-    assert shown.stdout.split() == ["ok"] * 20, shown.stderr
+    assert shown.stdout.split() == ["ok"] * 2 * (10 + 11 * 3), shown.stderr
 
 
 def test_other_collectives_are_refused():
