@@ -51,6 +51,7 @@ class Check:
         axes: which of the subject's axes it runs over (see ``suite.expand``).
         timeout: seconds after which it counts as hanging.
         upstream: known issues of torch itself that show when the control fails as well.
+        of_parameters: it is about parameters of modules, which an optimizer state never is.
     """
 
     id: str
@@ -67,12 +68,8 @@ class Check:
     axes: Axes
     timeout: float
     upstream: str
+    of_parameters: bool
     function: str
-
-    @property
-    def of_parameters(self) -> bool:
-        """Whether it is about parameters of modules, which not every tensor is for."""
-        return self.group == "modules" or any(word in self.function for word in ("module", "tied_weights"))
 
 
 def check_id(group: str, function: str) -> str:
@@ -93,6 +90,7 @@ def check(
     axes: Axes = "each",
     timeout: float = 30.0,
     upstream: str = "",
+    of_parameters: bool = False,
 ) -> Callable[[_F], _F]:
     """Mark a mixin's method as a check. The method's docstring is the rule.
 
@@ -125,6 +123,7 @@ def check(
             "axes": axes,
             "timeout": timeout,
             "upstream": upstream,
+            "of_parameters": of_parameters,
             "function": function.__name__,
         }
         function.__check_cases__ = {}  # type: ignore[attr-defined]  # method name -> case, filled by `over`
@@ -156,7 +155,8 @@ def group_checks(mixin: type) -> list[tuple[Check, Callable[..., Any], str]]:
         if data is None:
             continue
         group = cast(Any, mixin).group
-        info = Check(id=check_id(group, data["function"]), group=group, **data)
+        of_parameters = data["of_parameters"] or cast(Any, mixin).of_parameters
+        info = Check(id=check_id(group, data["function"]), group=group, **{**data, "of_parameters": of_parameters})
         found.append((info, function, function.__check_cases__.get(function.__name__, "")))
     return found
 

@@ -238,6 +238,12 @@ def tower(t: Any) -> list[Any]:
     return [t, *(x for part in inner for x in tower(part))]
 
 
+def shares_memory(base: torch.Tensor, view: torch.Tensor) -> bool:
+    """Whether any inner tensor of ``view`` lies in the storage of one of ``base``."""
+    homes = {t.untyped_storage().data_ptr() for t in (inner_tensors(base) or {"": base}).values()} - {0}
+    return any(t.untyped_storage().data_ptr() in homes for t in (inner_tensors(view) or {"": view}).values())
+
+
 @dataclass
 class Snapshot:
     """What must not change in an operand."""

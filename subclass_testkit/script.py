@@ -208,6 +208,24 @@ def _compiled(source: str) -> tuple[types.CodeType | None, types.CodeType | None
     return (compile(tree, name, "exec") if tree.body else None), value
 
 
+def as_function(operation: str, script: Script) -> str:
+    """An operation of several lines as the definition of ``operation(w, ...)``, which returns its last line."""
+    lines = operation.splitlines()
+    body = [*lines[:-1], f"return {lines[-1]}"]
+    return f"def operation({arguments_of(script)}):\n" + textwrap.indent("\n".join(body), "    ")
+
+
+def arguments_of(script: Script) -> str:
+    """``w, x, b``: what an operation takes."""
+    return ", ".join(["w", *script.inputs])
+
+
+def run_operation(operation: str, script: Script, ns: dict[str, Any]) -> Any:
+    """The value of an operation (an expression, or several lines) in ``ns``."""
+    several = "\n" in operation
+    return execute(f"{as_function(operation, script)}\noperation({arguments_of(script)})" if several else operation, ns)
+
+
 @functools.cache
 def _modules() -> dict[str, Any]:
     """The modules that every script may use, by the names that it knows them by."""
@@ -225,7 +243,7 @@ def failing_line(error: BaseException) -> str:
         if tb.tb_frame.f_code.co_filename.startswith("<check "):
             line = linecache.getline(tb.tb_frame.f_code.co_filename, tb.tb_lineno).strip() or line
         tb = tb.tb_next
-    return line
+    return line.removeprefix("return ")
 
 
 def last_line(source: str) -> str:

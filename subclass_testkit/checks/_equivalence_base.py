@@ -42,10 +42,6 @@ class EquivalenceGroup(CheckGroup):
         used = set(re.findall(r"\b[a-z]\b", operation))
         return {name: text for name, text in texts.items() if name in used}
 
-    def matrix(self) -> None:
-        """Skip where the case isn't a matrix of at least 4 x 4."""
-        self.need_shape(len(self.shape) == 2 and min(self.shape) >= 4, "this operation is one of a matrix")
-
     def product(self, operation: str, suspects: dict[str, str] | None = None, hp: str | None = None) -> None:
         """A sum of products equals that of the values; a class that rounds activations may round each operand."""
         texts = self.operands(operation)

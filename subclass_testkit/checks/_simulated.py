@@ -11,8 +11,8 @@ import torch
 
 from subclass_testkit import devices, oracle
 from subclass_testkit.checks._device_cases import SIM_ENDS
-from subclass_testkit.checks._traced import TracedGroup, module_text, renamed, same_context
-from subclass_testkit.outcome import NotClaimed, Refused
+from subclass_testkit.checks._traced import TracedGroup, renamed, same_context
+from subclass_testkit.outcome import Refused
 from subclass_testkit.script import Script, execute
 
 
@@ -84,6 +84,20 @@ class MovedGroup(TracedGroup):
                     kind="codes",
                     likely="the move maps .to(dtype) over all inner tensors.",
                 )
+
+    def rounding(self, script: Script, source: str, dtype: torch.dtype, moves: int = 1) -> torch.Tensor | None:
+        """How far a moved tensor's values may be from its values moved: what the scale, the zero point, the product and the result are rounded by.
+
+        A zero point in floating point is rounded relative to itself, not to the value: hence the row's largest magnitude.
+        """
+        if "quantized" not in self.case.found:
+            return None
+        values = self.subject.plain(script[source]).double().abs()
+        eps = max(torch.finfo(t).eps for t in (self.dtype, dtype, torch.bfloat16 if moves > 1 else dtype))
+        bound: torch.Tensor = (
+            max(moves, 1) * (4 * eps * values + eps * values.amax(-1, keepdim=True)) + 4 * torch.finfo(dtype).tiny
+        )
+        return bound
 
 
 class SimulatedGroup(MovedGroup):
@@ -158,35 +172,6 @@ class SimulatedGroup(MovedGroup):
             f"{code} on sim gives {{got.shape}} {{got.dtype}}, on the CPU {{want.shape}} {{want.dtype}}.",
             kind="metadata",
         )
-
-    def needs_empty_like(self, script: Script, text: str) -> None:
-        """End where the text is about to_empty(), and the class decays in empty_like, as it may: another check says what that means."""
-        if "to_empty" not in text or "wrapper" not in self.case.found:
-            return
-        try:
-            decays = not isinstance(torch.empty_like(script["w"]), self.subject.cls)
-        except Exception:  # to_empty() itself will say so
-            return
-        if decays:
-            raise NotClaimed(
-                "torch.empty_like(w) is plain, so to_empty() makes a plain Parameter: see devices/to-empty-keeps-the-class"
-            )
-
-    def sim_module(self, text: str) -> None:
-        script = self.simulated()
-        self.needs_empty_like(script, text)
-        members = (
-            "self.w = nn.Parameter(w, False)",
-            "self.tied = self.w",
-            "self.register_buffer('buffer', w.detach())",
-        )
-        self.on_sim(script, module_text("x", "w", *members) + "\nm = M(w); p = m.w")
-        self.on_sim(script, text)
-        device = "cpu" if text.endswith("cpu()") else "sim:0"
-        script.expect("m.w is p and m.tied is p", f"{text} replaced the Parameter object.", kind="identity")
-        for name in ("p", "m.buffer"):
-            script.ns[name] = script.value(name, extend=False)
-            self.arrived(script, name, device, text, moved_dtype=True)
 
 
 def _same_but_device(a: Any, b: Any) -> bool:

@@ -39,6 +39,7 @@ class ModuleTests(ServingChecks):
     """Modules, state dicts, parameters."""
 
     group = "modules"
+    of_parameters = True
 
     # --- parameters and buffers
 

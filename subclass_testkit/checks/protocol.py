@@ -12,6 +12,7 @@ from subclass_testkit.checks._construction import ConstructionChecks
 from subclass_testkit.checks._foreign import FOREIGN
 from subclass_testkit.checks._parts import with_checks_of_its_parts
 from subclass_testkit.checks._protocol_flatten import FlattenChecks
+from subclass_testkit.checks._protocol_report import ReportChecks
 from subclass_testkit.outcome import CheckFailed, CheckSkipped, NotClaimed, Refused
 from subclass_testkit.script import Script
 
@@ -51,7 +52,7 @@ _LONGEST_REPR = 50_000
 
 
 @with_checks_of_its_parts
-class ProtocolTests(FlattenChecks, ConstructionChecks):
+class ProtocolTests(FlattenChecks, ReportChecks, ConstructionChecks):
     """The wrapper protocol, construction, printing, memory, global state."""
 
     group = "protocol"
