@@ -46,7 +46,9 @@ class StepChecks(WriteChecks):
     def writes_to_plain(self) -> None:
         """Skip for TwoTensor (as the subject, as the control, inside the subject): it runs every operation on both halves, and so writes
         plain tensors twice."""
-        if any(type(t).__name__ == "TwoTensor" for t in oracle.tower(self.script()["w"])):
+        from torch.testing._internal.two_tensor import TwoTensor
+
+        if any(isinstance(t, TwoTensor) for t in oracle.tower(self.script()["w"])):
             raise CheckSkipped("TwoTensor applies an operation that writes a plain tensor twice, once for each of its halves")
 
     def follow(self, s: Script, label: str, writes: int, *, steps: int = 1, first: int = 0) -> None:

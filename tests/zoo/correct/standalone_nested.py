@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 import torch.utils._pytree as pytree
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from tests.zoo.correct.standalone_lossless import is_foreign
@@ -129,6 +130,46 @@ class Outer(torch.Tensor):
         out = func(*pytree.tree_map(un, args), **pytree.tree_map(un, kwargs))
         out = pytree.tree_map(lambda t: cls(t, note=note) if isinstance(t, Fp8) else t, out)
         return return_and_correct_aliasing(func, args, kwargs, out) if any(r.alias_info for r in func._schema.returns) else out
+
+
+@correct(advice=("gradients/make-keeps-the-graph",))
+class AroundTwoTensor(torch.Tensor):
+    """A wrapper around torch's own TwoTensor, which writes every plain tensor in a list twice."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        geometry = dict(strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype, device=inner.device)
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, **geometry)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __tensor_flatten__(self):
+        return ["inner"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, t, ctx, size, stride):
+        return cls(t["inner"])
+
+    @classmethod
+    def from_hp(cls, hp):
+        return cls(TwoTensor(hp.detach().clone(), hp.detach().clone()))
+
+    def dequantize(self):
+        return self.inner.a
+
+    def __repr__(self, **k):
+        return f"AroundTwoTensor(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if is_foreign([t for t in types if t is not TwoTensor], cls):
+            return NotImplemented
+        un = lambda t: t.inner if isinstance(t, cls) else t
+        out = func(*pytree.tree_map(un, args), **pytree.tree_map(un, kwargs))
+        out = pytree.tree_map(lambda t: cls(t) if isinstance(t, TwoTensor) else t, out)
+        return return_and_correct_aliasing(func, args, kwargs, out)
 
 
 @correct()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 import torch.utils._pytree as pytree
+from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from tests.zoo.correct.standalone_lossless import is_foreign
 from tests.zoo.registry import correct
@@ -228,3 +229,80 @@ class Sparse24(torch.Tensor):
         if func is aten.zeros_like.default:
             return torch.zeros(w.shape, dtype=kwargs.get("dtype") or w.dtype, device=kwargs.get("device") or w.device)
         raise NotImplementedError(f"Sparse24: {func}")
+
+
+@correct()
+class FakeQuantized(torch.Tensor):
+    """Quantization-aware: it keeps its values in full precision, and rounds them to four bits when they are read."""
+
+    VIEWS = (aten.t.default, aten.slice.Tensor, aten.select.int, aten.detach.default, aten.alias.default)
+
+    @staticmethod
+    def __new__(cls, latent, step, dtype):
+        geometry = dict(strides=latent.stride(), storage_offset=latent.storage_offset(), dtype=dtype, device=latent.device)
+        return torch.Tensor._make_wrapper_subclass(cls, latent.shape, **geometry)
+
+    def __init__(self, latent, step, dtype):
+        self.latent, self.step = latent, step
+
+    def __tensor_flatten__(self):
+        return ["latent", "step"], (self.dtype,)
+
+    @classmethod
+    def __tensor_unflatten__(cls, t, ctx, size, stride):
+        return cls(t["latent"], t["step"], *ctx)
+
+    @classmethod
+    def from_hp(cls, hp):
+        if not hp.numel():
+            raise ValueError(f"FakeQuantized: no values to choose a step from in shape {tuple(hp.shape)}")
+        latent = hp.detach().clone()
+        return cls(latent, (latent.float().abs().max() / 7).clamp(min=torch.finfo(torch.float32).tiny), hp.dtype)
+
+    def read(self):
+        return ((self.latent.float() / self.step).round().clamp(-7, 7) * self.step).to(self.dtype)
+
+    def dequantize(self):
+        return ReadFakeQuantized.apply(self)
+
+    def __repr__(self, **k):
+        return f"FakeQuantized(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is F.linear:
+            args, kwargs = pytree.tree_map(lambda t: t.dequantize() if isinstance(t, cls) else t, (args, kwargs or {}))
+            return F.linear(*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if is_foreign(types, cls):
+            return NotImplemented
+        w = args[0]
+        if func in cls.VIEWS:
+            return return_and_correct_aliasing(func, args, kwargs, cls(func(w.latent, *args[1:], **kwargs), w.step, w.dtype))
+        if func is aten.clone.default:
+            return cls(w.latent.clone(**kwargs), w.step.clone(), w.dtype)
+        if func is aten._to_copy.default:
+            dtype = kwargs.pop("dtype", None) or w.dtype
+            if not dtype.is_floating_point:
+                return func(w.read(), dtype=dtype, **kwargs)
+            # the latent values keep their precision: rounded anew, some would fall on the other side of a tie
+            return cls(func(w.latent, **kwargs), w.step.to(kwargs.get("device"), copy=True), dtype)
+        if func._schema.is_mutable or any(r.alias_info for r in func._schema.returns):
+            raise NotImplementedError(f"FakeQuantized does not implement {func}")
+        args, kwargs = pytree.tree_map(lambda t: t.read() if isinstance(t, cls) else t, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+class ReadFakeQuantized(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, w):
+        return w.read()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
