@@ -51,7 +51,7 @@ class Check:
         axes: which of the subject's axes it runs over (see ``suite.expand``).
         timeout: seconds after which it counts as hanging.
         upstream: known issues of torch itself that show when the control fails as well.
-        of_parameters: it is about parameters of modules, which an optimizer state never is.
+        of_parameters: it is about parameters of modules, which not every tensor is for (``Subject(parameter=False)``).
     """
 
     id: str

@@ -49,6 +49,7 @@ class Subject:
         refusals: a regular expression; an error of whatever type whose text it matches is a refusal.
         variants: other constructor arguments: name -> the fields that differ (``{"tensor": {"make": ...}}``), or just a ``make``.
         wrapper: False for a class that keeps its values in its own storage.
+        parameter: False for one that is never a module's parameter, such as an activation or an optimizer's state.
         name: what reports call it; default: module and name of the class.
 
     Raises:
@@ -71,6 +72,7 @@ class Subject:
     refusals: str = field(default="", kw_only=True)
     variants: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     wrapper: bool = field(default=True, kw_only=True)
+    parameter: bool = field(default=True, kw_only=True)
     name: str | None = field(default=None, kw_only=True)
     inferred: tuple[str, ...] = field(default=(), kw_only=True, repr=False)
 

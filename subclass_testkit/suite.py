@@ -95,12 +95,6 @@ class Run:
             self.results[label] = result
         return self.results[label]
 
-    @property
-    def _is_state(self) -> bool:
-        """Whether the subject declares to be an optimizer state, and nothing that only weights do."""
-        declared = self.subject.declared
-        return "optimizer_state" in declared and not {"training", "inference", "serving"} & set(declared)
-
     def _locate(self, instance: Instance, result: Result) -> str:
         """Where a wrong result comes from: found for the first instance of a finding, by running it once more."""
         finding = (result.id, result.kind)
@@ -114,15 +108,9 @@ class Run:
             return ""
 
     def _run(self, instance: Instance) -> Result:
-        claims = self.claims  # probed before the first check, which then knows what the probes measured
-        missing = [c for c in instance.check.needs if not claims[c].found]
-        if missing:
-            reasons = "; ".join(f"{c}: {self.claims[c].reason}" for c in missing)
-            return instance.result(Outcome.NOT_CLAIMED, message=reasons)
-        if instance.check.of_parameters and self._is_state:
-            return instance.result(Outcome.NOT_CLAIMED, message="an optimizer state is never a module's parameter")
-        if instance.shape is None:
-            return instance.result(Outcome.SKIPPED, message="no 3-D shape is legal for this subject")
+        unasked = self._unasked(instance)
+        if unasked is not None:
+            return unasked
         for dependency in self._dependencies(instance):
             if self.run(dependency.label).outcome is Outcome.FAILED:
                 return instance.result(Outcome.BLOCKED, message=f"{dependency.label} failed")
@@ -144,6 +132,21 @@ class Run:
         except WorkerDied as death:
             self._hangs += death.kind == "hang"
             return self._death(instance, death, time.perf_counter() - start)
+
+    def _unasked(self, instance: Instance) -> Result | None:
+        """The result of an instance that doesn't apply to this subject; None where it must run."""
+        claims = self.claims  # probed before the first check, which then knows what the probes measured
+        missing = [c for c in instance.check.needs if not claims[c].found]
+        if missing:
+            reasons = "; ".join(f"{c}: {claims[c].reason}" for c in missing)
+            return instance.result(Outcome.NOT_CLAIMED, message=reasons)
+        if instance.check.of_parameters and not self.subject.parameter:
+            return instance.result(
+                Outcome.NOT_CLAIMED, message="the subject says parameter=False: no module has it as a parameter"
+            )
+        if instance.shape is None:
+            return instance.result(Outcome.SKIPPED, message="no 3-D shape is legal for this subject")
+        return None
 
     def _run_alone(self, instance: Instance, timeout: float) -> Result:
         """Run an instance in a process of its own, and the control in another: what kills the control must not kill the verdict."""
@@ -222,9 +225,8 @@ class Run:
         """
         if self.isolate != "hazardous" or cores() < 2 or len(labels) < _WORTH_A_PROCESS:
             return
-        found = {name for name, claim in self.claims.items() if claim.found}
-        instances = [self.instances[label] for label in labels]
-        useful = [i for i in instances if found.issuperset(i.check.needs) and i.shape is not None and not i.check.own_process]
+        instances = (self.instances[label] for label in labels)
+        useful = [i for i in instances if not i.check.own_process and self._unasked(i) is None]
         warm_up()
         self._ahead = Ahead(self._serve, [("run", i.label) for i in useful])
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from torch.testing._internal.two_tensor import TwoTensor
 
+from subclass_testkit import Subject, check_subclass
 from subclass_testkit.check import check, check_id, group_checks, over, registry, select
 from subclass_testkit.checks import MIXINS
 from subclass_testkit.checks.base import CheckGroup
+from subclass_testkit.outcome import Outcome
 
 
 def test_ids_are_unique_and_derived_from_group_and_method() -> None:
@@ -69,3 +72,17 @@ def test_selection_keeps_and_leaves_out() -> None:
     assert select(ids, ["a/*", "b/x", "!*/y"]) == ["a/x", "b/x"]
     with pytest.raises(ValueError, match="no check matches 'c/x'"):
         select(ids, ["c/x"])
+
+
+def test_what_is_no_parameter_is_not_judged_as_one() -> None:
+    """An activation or an optimizer's state: no module holds it, but its in-place operations must be right all the same."""
+    subject = Subject(
+        TwoTensor, make="TwoTensor(hp, hp.clone())", to_plain="t.a", parameter=False,
+        imports="from torch.testing._internal.two_tensor import TwoTensor",
+    )  # fmt: skip
+    report = check_subclass(
+        subject, checks=["modules/state-dict*", "devices/module-move", "optimizers/sgd-works", "equivalence/in-place"]
+    )
+    outcomes = {r.id: {x.outcome for x in report.results if x.id == r.id} for r in report.results}
+    assert outcomes.pop("equivalence/in-place") == {Outcome.PASSED}
+    assert set(map(frozenset, outcomes.values())) == {frozenset({Outcome.NOT_CLAIMED})}

@@ -40,6 +40,7 @@ class Recipe:
     refusals: str = ""
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     wrapper: bool = True
+    parameter: bool = True
 
     def load(self) -> type:
         """The class.

@@ -112,6 +112,7 @@ RECIPES: tuple[Recipe, ...] = (
             "optimum.quanto.tensor.activations.ActivationQBytesTensor",
             "optimum.quanto.tensor.activations.qbytes.ActivationQBytesTensor",
         ),
+        parameter=False,
         make="ActivationQBytesTensor.quantize(hp, qint8, AbsmaxOptimizer()(hp, qint8))",
         to_plain="t.dequantize()",
         imports="from optimum.quanto import AbsmaxOptimizer, ActivationQBytesTensor, qint8",

@@ -16,6 +16,8 @@ from subclass_testkit.script import Script
 
 _WHY_BUILD = "real checkpoints hold pruned rows, constant rows and outliers; one NaN spoils every output"
 _FIX_BUILD = "clamp the scale to the smallest normal number before dividing by it, and compute it in float32"
+# What torch itself says of a reduction over nothing: an IndexError, but one that names the dimension and the rule.
+_OF_EMPTY = re.compile(r"Expected reduction dim .* to have non-zero size")
 _DRAWS = 64
 
 
@@ -322,10 +324,6 @@ class ConstructionChecks(CheckGroup):
                 raise CheckSkipped(f"the subject's recipe doesn't take it: {error}") from error
             return script, error
         return script, None
-
-
-# What torch itself says of a reduction over nothing: an IndexError, but one that names the dimension and the rule.
-_OF_EMPTY = re.compile(r"Expected reduction dim .* to have non-zero size")
 
 
 def _raised_by_the_recipe(error: Exception) -> bool:

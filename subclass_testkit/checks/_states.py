@@ -19,6 +19,7 @@ class StateChecks(StepChecks):
 
     @over(*STATEFUL)
     @check(
+        of_parameters=True,
         axes="one",
         needs=("training",),
         why="a state made by zeros_like in the parameter's own coarse format loses small gradients",
@@ -45,6 +46,7 @@ class StateChecks(StepChecks):
 
     @over(*(c for c in STATEFUL if c[0].split("-")[0] in ("SGD", "Adam", "AdamW", "Adagrad")))
     @check(
+        of_parameters=True,
         axes="one",
         needs=("training",),
         why="a resumed training run goes on from another state than it was saved in",

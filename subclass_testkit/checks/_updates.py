@@ -94,7 +94,7 @@ class UpdateChecks(StepChecks):
     # --- steps
 
     @over(*OPTIMIZERS)
-    @check(axes="dtype", needs=("training",), why=_WHY_STEP, fix=FIX_STEP)
+    @check(of_parameters=True, axes="dtype", needs=("training",), why=_WHY_STEP, fix=FIX_STEP)
     def test_five_steps(self, name: str, cls: str, arguments: str, writes: int) -> None:
         """Each of five optimizer steps moves the values as the dense step does, up to requantization; or the first is refused with nothing changed."""
         if name in ("Adam-maximize-foreach", "SGD-momentum-fused"):
@@ -102,6 +102,7 @@ class UpdateChecks(StepChecks):
         self.follow(self.trained(cls, arguments), name, writes, steps=5)
 
     @check(
+        of_parameters=True,
         axes="dtype",
         needs=("training",),
         requires=("training",),
@@ -113,13 +114,14 @@ class UpdateChecks(StepChecks):
         self.follow(self.trained("SGD", "lr={lr}"), "SGD", 1)
 
     @over(*FEW)
-    @check(axes="each", needs=("training",), why=_WHY_STEP, fix=FIX_STEP)
+    @check(of_parameters=True, axes="each", needs=("training",), why=_WHY_STEP, fix=FIX_STEP)
     def test_step(self, name: str, cls: str, arguments: str, writes: int) -> None:
         """Two steps equal the dense ones at every legal shape, dtype and variant."""
         self.follow(self.trained(cls, arguments), name, writes, steps=2)
 
     @over(*_JUMPS)
     @check(
+        of_parameters=True,
         needs=("training",),
         why="values that grow beyond the first range are cut off, or are read with the wrong scale: the loss stalls or explodes",
         fix="compute scale and zero point anew from the updated values at every write",
@@ -138,6 +140,7 @@ class UpdateChecks(StepChecks):
 
     @over(*(c for c in FEW if c[0] != "SGD-foreach"))
     @check(
+        of_parameters=True,
         axes="one",
         needs=("training",),
         why="warm-up and schedules step with lr=0",
@@ -156,6 +159,7 @@ class UpdateChecks(StepChecks):
         ("AdamW-fused", "AdamW", "lr={lr}, weight_decay=0.5, fused=True", 2),
     )
     @check(
+        of_parameters=True,
         axes="one",
         needs=("training",),
         why="decoupled weight decay is a mul_ of its own: a lost one changes the regularisation silently",
@@ -169,6 +173,7 @@ class UpdateChecks(StepChecks):
 
     @over(("SGD-single", "foreach=False"), ("SGD-foreach", "foreach=True"))
     @check(
+        of_parameters=True,
         axes="one",
         needs=("training",),
         why="a model that drifts from the dense trajectory, or stalls, looks trained and isn't",
@@ -215,6 +220,7 @@ class UpdateChecks(StepChecks):
     # --- rounding at random
 
     @check(
+        of_parameters=True,
         axes="one",
         why="with a biased rounding, small steps are lost or exaggerated, and training drifts",
         fix="round up with a chance that equals the fraction: (v / scale + rand).floor(), and take the randomness from torch's generator",

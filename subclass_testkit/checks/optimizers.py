@@ -29,6 +29,7 @@ class OptimizerTests(UpdateChecks, StateChecks):
         ("AdamW-fused", "AdamW", "lr={lr}, eps=1e-3, fused=True", 2),
     )
     @check(
+        of_parameters=True,
         axes="one",
         needs=("training",),
         why="biases and norms are plain parameters beside the subclass, often in groups of their own",
@@ -53,7 +54,9 @@ class OptimizerTests(UpdateChecks, StateChecks):
             s.equal(got, want, label=f"the plain parameter {got} after a step of {name}", bound=bound, likely=likely)
 
     @over(("SGD-single", "foreach=False"), ("SGD-foreach", "foreach=True"))
-    @check(axes="one", needs=("training",), why="a later group is added when layers are unfrozen", fix=FIX_STEP)
+    @check(
+        of_parameters=True, axes="one", needs=("training",), why="a later group is added when layers are unfrozen", fix=FIX_STEP
+    )
     def test_added_param_group(self, name: str, arguments: str) -> None:
         """A subclass parameter in a group added later is stepped with that group's settings."""
         s = self.trained("SGD", "lr={lr}")
@@ -72,6 +75,7 @@ class OptimizerTests(UpdateChecks, StateChecks):
         ("total", "nn.utils.get_total_norm([{}.grad, {}.grad])"),
     )
     @check(
+        of_parameters=True,
         axes="one",
         needs=("training",),
         requires=("training",),
@@ -93,6 +97,7 @@ class OptimizerTests(UpdateChecks, StateChecks):
             s.equal("got", "want", label=f"the total norm ({name})", bound=bound * self.shape[0])
 
     @check(
+        of_parameters=True,
         axes="one",
         needs=("training",),
         why="mixed-precision training steps through a GradScaler",
@@ -125,6 +130,7 @@ class OptimizerTests(UpdateChecks, StateChecks):
         ("LambdaLR", "LambdaLR({}, lambda i: 1 / (i + 1))"),
     )
     @check(
+        of_parameters=True,
         axes="one",
         needs=("training",),
         why="schedules change lr between steps: a handler that keeps the first one goes wrong",
@@ -146,6 +152,7 @@ class OptimizerTests(UpdateChecks, StateChecks):
         )
     )
     @check(
+        of_parameters=True,
         axes="one",
         needs=("training",),
         why="tied weights, EMA and checkpoints hold aliases: after the first step they show the old values",
@@ -167,6 +174,7 @@ class OptimizerTests(UpdateChecks, StateChecks):
 
     @over(*(c for c in FEW if c[0] in ("SGD-single", "SGD-foreach", "AdamW-single")))
     @check(
+        of_parameters=True,
         axes="one",
         needs=("training",),
         why="modules, optimizers and autograd refer to the object",
@@ -201,6 +209,7 @@ class OptimizerTests(UpdateChecks, StateChecks):
         ("AdamW-fused", "AdamW", "lr=0.1, fused=True"),
     )
     @check(
+        of_parameters=True,
         needs=("inference",),
         requires=("inference",),
         why="adapters train beside a frozen base; a base that moves, or adapters that don't, are found too late",
