@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch._export.wrappers import mark_subclass_constructor_exportable_experimental
 from torch._ops import OpOverload
 from typing_extensions import Self
 
@@ -125,17 +124,6 @@ class AffineQuantizedTensor(ValueTensor):
             device=tensor_impl.device,
             layout=torch.strided,
         )
-
-    @torch._disable_dynamo
-    @mark_subclass_constructor_exportable_experimental
-    def __init__(
-        self,
-        tensor_impl: TensorImpl,
-        dtype: torch.dtype = torch.float32,
-        outer_size: torch.Size | None = None,
-        outer_stride: tuple[int, ...] | None = None,
-    ) -> None:
-        self.tensor_impl = tensor_impl
 
     @classmethod
     def from_hp(

@@ -7,8 +7,8 @@ numbers live. A child declares
     optional_inner_names  names of inner tensors that may be None
     attribute_names       names of the other values that it needs to work (primitives and dtypes only)
 
-and takes exactly those in its constructor, in this order, and `outer_size` and `outer_stride` (None: as the inner tensors
-say). Flatten, unflatten, detach, alias, clone, repr,
+and makes the wrapper in `__new__`, which takes exactly those, in this order, and `outer_size` and `outer_stride` (None: as the
+inner tensors say). What `__new__` is given is kept on the instance. Flatten, unflatten, detach, alias, clone, repr,
 deepcopy and pickle are generated from the lists. Operators are added with `implements`:
 
     @MyTensor.implements(torch.ops.aten.t.default)
@@ -19,11 +19,14 @@ What this file leaves out: what the numbers mean. `values.py` adds that for clas
 """
 
 import copy
+import functools
 import hashlib
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar
 
 import torch
+from torch._export.wrappers import mark_subclass_constructor_exportable_experimental
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
@@ -62,6 +65,13 @@ class WrapperTensor(torch.Tensor):
     inner_names: ClassVar[tuple[str, ...]] = ()
     optional_inner_names: ClassVar[tuple[str, ...]] = ()
     attribute_names: ClassVar[tuple[str, ...]] = ()
+
+    @torch._disable_dynamo
+    @mark_subclass_constructor_exportable_experimental
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        for name, value in _bound_to_new(type(self), args, kwargs).items():
+            if not hasattr(torch.Tensor, name):  # the wrapper itself shows its dtype
+                self.__dict__[name] = value
 
     # --- the parts -------------------------------------------------------------------------------------------
 
@@ -210,6 +220,22 @@ class WrapperTensor(torch.Tensor):
         if self.requires_grad:
             parts.append("requires_grad=True")
         return f"{type(self).__name__}({', '.join(parts)})"
+
+
+def _bound_to_new(cls: type[WrapperTensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The declared inner tensors and attributes in a call of the constructor, defaults filled in."""
+    names, defaults = _constructor_of(cls)
+    return {**defaults, **dict(zip(names, args, strict=False)), **{n: v for n, v in kwargs.items() if n in names}}
+
+
+@functools.cache
+def _constructor_of(cls: type[WrapperTensor]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The declared names in the constructor's order, and the defaults of those that have one."""
+    names = (*cls.inner_names, *cls.optional_inner_names, *cls.attribute_names)
+    parameters = inspect.signature(cls.__new__).parameters
+    if tuple(parameters)[1 : len(names) + 1] != names:
+        raise TypeError(f"{cls.__name__}.__new__ must take cls and then {', '.join(names)}, in this order.")
+    return names, {n: parameters[n].default for n in names if parameters[n].default is not inspect.Parameter.empty}
 
 
 def _acts_below_functions(kind: type) -> bool:

@@ -80,10 +80,25 @@ class BlockTensor(ValueTensor):
             )
 
 
-def outer_geometry(shape: torch.Size | tuple[int, ...], codes: torch.Tensor) -> dict[str, Any]:
-    """What `_make_wrapper_subclass` is told of a tensor of `shape` whose first codes these are."""
+def block_wrapper(
+    cls: Any,
+    shape: torch.Size,
+    codes: torch.Tensor,
+    dtype: torch.dtype,
+    outer_size: torch.Size | None,
+    outer_stride: tuple[int, ...] | None,
+) -> Any:
+    """The wrapper of a tensor of `shape` whose first codes these are; `outer_size` and `outer_stride` come first where given."""
     blocks = Blocks(tuple(shape), (codes,), ())
-    return {"strides": blocks.stride, "storage_offset": blocks.storage_offset, "device": codes.device, "layout": codes.layout}
+    return torch.Tensor._make_wrapper_subclass(
+        cls,
+        shape if outer_size is None else outer_size,
+        strides=blocks.stride if outer_stride is None else outer_stride,
+        storage_offset=blocks.storage_offset,  # compiled code regenerates views from it
+        dtype=dtype,
+        device=codes.device,
+        layout=codes.layout,
+    )
 
 
 def checked_dtype(scale: torch.Tensor, dtype: torch.dtype, **codes: torch.Tensor | None) -> None:

@@ -5,7 +5,6 @@ range of columns is a view where it starts and ends at whole bytes and groups, a
 """
 
 import torch
-from torch._export.wrappers import mark_subclass_constructor_exportable_experimental
 from typing_extensions import Self
 
 from reference_impls.block_tensor import FromHighPrecision, checked_dtype, plain_source, precise
@@ -56,22 +55,6 @@ class UInt4Tensor(PackedTensor):
     ) -> Self:
         checked_dtype(scale, dtype, qdata=qdata, zero_point=zero_point)
         return packed_wrapper(cls, qdata, BITS, packed_dim, dtype, outer_size, outer_stride)
-
-    @torch._disable_dynamo
-    @mark_subclass_constructor_exportable_experimental
-    def __init__(
-        self,
-        qdata: torch.Tensor,
-        scale: torch.Tensor,
-        zero_point: torch.Tensor,
-        packed_dim: int = 1,
-        dtype: torch.dtype = torch.float32,
-        shares_scale: bool = False,
-        outer_size: torch.Size | None = None,
-        outer_stride: tuple[int, ...] | None = None,
-    ) -> None:
-        self.qdata, self.scale, self.zero_point = qdata, scale, zero_point
-        self.packed_dim, self.shares_scale = packed_dim, shares_scale
 
     @classmethod
     def from_hp(cls, hp: torch.Tensor, group_size: int | None = GROUP) -> Self:
@@ -130,21 +113,6 @@ class Int4Tensor(PackedTensor):
     ) -> Self:
         checked_dtype(scale, dtype, qdata=qdata)
         return packed_wrapper(cls, qdata, BITS, packed_dim, dtype, outer_size, outer_stride)
-
-    @torch._disable_dynamo
-    @mark_subclass_constructor_exportable_experimental
-    def __init__(
-        self,
-        qdata: torch.Tensor,
-        scale: torch.Tensor,
-        packed_dim: int = 1,
-        dtype: torch.dtype = torch.float32,
-        shares_scale: bool = False,
-        outer_size: torch.Size | None = None,
-        outer_stride: tuple[int, ...] | None = None,
-    ) -> None:
-        self.qdata, self.scale = qdata, scale
-        self.packed_dim, self.shares_scale = packed_dim, shares_scale
 
     @classmethod
     def from_hp(cls, hp: torch.Tensor, group_size: int | None = GROUP) -> Self:

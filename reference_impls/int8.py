@@ -8,7 +8,6 @@ What it leaves out: zero points, packing, several kernels.
 """
 
 import torch
-from torch._export.wrappers import mark_subclass_constructor_exportable_experimental
 from typing_extensions import Self
 
 from reference_impls.block_tensor import (
@@ -16,8 +15,8 @@ from reference_impls.block_tensor import (
     FromHighPrecision,
     Granularity,
     block_for,
+    block_wrapper,
     checked_dtype,
-    outer_geometry,
     plain_source,
     precise,
 )
@@ -60,26 +59,7 @@ class Int8Tensor(BlockTensor):
         checked_dtype(scale, dtype, qdata=qdata)
         if qdata.dtype != torch.int8:
             raise TypeError(f"qdata must be int8, not {qdata.dtype}.")
-        shape = qdata.shape if outer_size is None else outer_size
-        geometry = outer_geometry(qdata.shape, qdata)
-        if outer_stride is not None:
-            geometry["strides"] = outer_stride
-        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, **geometry)
-
-    @torch._disable_dynamo
-    @mark_subclass_constructor_exportable_experimental
-    def __init__(
-        self,
-        qdata: torch.Tensor,
-        scale: torch.Tensor,
-        dtype: torch.dtype = torch.float32,
-        shares_scale: bool = False,
-        outer_size: torch.Size | None = None,
-        outer_stride: tuple[int, ...] | None = None,
-    ) -> None:
-        self.qdata = qdata
-        self.scale = scale
-        self.shares_scale = shares_scale
+        return block_wrapper(cls, qdata.shape, qdata, dtype, outer_size, outer_stride)
 
     @classmethod
     def from_hp(cls, hp: torch.Tensor, granularity: Granularity = "row") -> Self:

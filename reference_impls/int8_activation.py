@@ -6,7 +6,6 @@ which is left where the weight isn't quantized by rows.
 """
 
 import torch
-from torch._export.wrappers import mark_subclass_constructor_exportable_experimental
 from typing_extensions import Self
 
 from reference_impls.block_tensor import FromHighPrecision, block_for, plain_source
@@ -40,21 +39,6 @@ class Int8ActivationTensor(Int8Tensor):
         outer_stride: tuple[int, ...] | None = None,
     ) -> Self:
         return Int8Tensor.__new__(cls, qdata, scale, dtype, shares_scale, outer_size, outer_stride)
-
-    @torch._disable_dynamo
-    @mark_subclass_constructor_exportable_experimental
-    def __init__(
-        self,
-        qdata: torch.Tensor,
-        scale: torch.Tensor,
-        activation_scale: torch.Tensor | None = None,
-        dtype: torch.dtype = torch.float32,
-        shares_scale: bool = False,
-        outer_size: torch.Size | None = None,
-        outer_stride: tuple[int, ...] | None = None,
-    ) -> None:
-        self.qdata, self.scale, self.shares_scale = qdata, scale, shares_scale
-        self.activation_scale = activation_scale
 
     @classmethod
     def from_hp(cls, hp: torch.Tensor, activation_scale: float | None = None) -> Self:

@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 from typing_extensions import Self
 
 from reference_impls.base import clone
-from reference_impls.block_tensor import BlockTensor, block_for, outer_geometry
+from reference_impls.block_tensor import BlockTensor, block_for, block_wrapper
 from reference_impls.block_views import Blocks
 from reference_impls.kernels.packing import SHARDS, codes_per_byte, pack, unpack
 from reference_impls.values import to_copy_or_empty_like
@@ -65,10 +65,7 @@ def packed_wrapper(
         raise TypeError(f"packed codes must be uint8, not {code.dtype}.")
     each = 8 // SHARDS[bits][0]
     shape = torch.Size(n * each if d == packed_dim else n for d, n in enumerate(code.shape))
-    geometry = outer_geometry(shape, code)
-    if outer_stride is not None:
-        geometry["strides"] = outer_stride
-    return torch.Tensor._make_wrapper_subclass(cls, shape if outer_size is None else outer_size, dtype=dtype, **geometry)
+    return block_wrapper(cls, shape, code, dtype, outer_size, outer_stride)
 
 
 def packed_block(shape: torch.Size, bits: int, group_size: int | None) -> tuple[int, ...]:

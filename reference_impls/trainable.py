@@ -12,7 +12,6 @@ copy_ from the same kind, loading a checkpoint) are exact, and making the tensor
 """
 
 import torch
-from torch._export.wrappers import mark_subclass_constructor_exportable_experimental
 from typing_extensions import Self
 
 from reference_impls.block_tensor import FromHighPrecision, Granularity, block_for, plain_source
@@ -49,21 +48,6 @@ class TrainableInt8Tensor(Int8Tensor):
         if rounding not in _ROUNDINGS:
             raise ValueError(f"rounding {rounding!r} is unknown: use {' or '.join(map(repr, _ROUNDINGS))}.")
         return Int8Tensor.__new__(cls, qdata, scale, dtype, shares_scale, outer_size, outer_stride)
-
-    @torch._disable_dynamo
-    @mark_subclass_constructor_exportable_experimental
-    def __init__(
-        self,
-        qdata: torch.Tensor,
-        scale: torch.Tensor,
-        dtype: torch.dtype = torch.float32,
-        shares_scale: bool = False,
-        rounding: str = "stochastic",
-        outer_size: torch.Size | None = None,
-        outer_stride: tuple[int, ...] | None = None,
-    ) -> None:
-        self.qdata, self.scale, self.shares_scale = qdata, scale, shares_scale
-        self.rounding = rounding
 
     @classmethod
     def from_hp(cls, hp: torch.Tensor, granularity: Granularity = "row", rounding: str = "stochastic") -> Self:

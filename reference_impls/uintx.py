@@ -6,7 +6,6 @@ bytes and groups, and is refused elsewhere.
 """
 
 import torch
-from torch._export.wrappers import mark_subclass_constructor_exportable_experimental
 from typing_extensions import Self
 
 from reference_impls.block_tensor import FromHighPrecision, checked_dtype, plain_source, precise
@@ -64,26 +63,6 @@ class UintxTensor(PackedTensor):
         if present != SHARDS[bits]:
             raise ValueError(f"codes of {bits} bits have shards of {SHARDS[bits]} bits; given are those of {present}.")
         return packed_wrapper(cls, shards[present[0]], bits, packed_dim, dtype, outer_size, outer_stride)
-
-    @torch._disable_dynamo
-    @mark_subclass_constructor_exportable_experimental
-    def __init__(
-        self,
-        scale: torch.Tensor,
-        zero_point: torch.Tensor,
-        shard4: torch.Tensor | None = None,
-        shard2: torch.Tensor | None = None,
-        shard1: torch.Tensor | None = None,
-        bits: int = 4,
-        packed_dim: int = 1,
-        dtype: torch.dtype = torch.float32,
-        shares_scale: bool = False,
-        outer_size: torch.Size | None = None,
-        outer_stride: tuple[int, ...] | None = None,
-    ) -> None:
-        self.scale, self.zero_point = scale, zero_point
-        self.shard4, self.shard2, self.shard1 = shard4, shard2, shard1
-        self.bits, self.packed_dim, self.shares_scale = bits, packed_dim, shares_scale
 
     @classmethod
     def from_hp(cls, hp: torch.Tensor, bits: int = 4, group_size: int | None = None) -> Self:

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-from torch._export.wrappers import mark_subclass_constructor_exportable_experimental
 from typing_extensions import Self
 
 from reference_impls.affine import AffineQuantizedTensor, Layout, TensorImpl
-from reference_impls.block_tensor import checked_dtype, outer_geometry
+from reference_impls.block_tensor import block_wrapper, checked_dtype
 from reference_impls.kernels.affine_linear import affine_linear
 from reference_impls.linear import register_linear_kernel
 
@@ -48,28 +47,7 @@ class PlainImpl(TensorImpl):
         outer_stride: tuple[int, ...] | None = None,
     ) -> Self:
         checked_dtype(scale, dtype, qdata=qdata, zero_point=zero_point)
-        geometry = outer_geometry(qdata.shape, qdata)
-        if outer_stride is not None:
-            geometry["strides"] = outer_stride
-        shape = qdata.shape if outer_size is None else outer_size
-        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, **geometry)
-
-    @torch._disable_dynamo
-    @mark_subclass_constructor_exportable_experimental
-    def __init__(
-        self,
-        qdata: torch.Tensor,
-        scale: torch.Tensor,
-        zero_point: torch.Tensor | None = None,
-        quant_min: int = 0,
-        quant_max: int = 255,
-        dtype: torch.dtype = torch.float32,
-        shares_scale: bool = False,
-        outer_size: torch.Size | None = None,
-        outer_stride: tuple[int, ...] | None = None,
-    ) -> None:
-        self.qdata, self.scale, self.zero_point = qdata, scale, zero_point
-        self.quant_min, self.quant_max, self.shares_scale = quant_min, quant_max, shares_scale
+        return block_wrapper(cls, qdata.shape, qdata, dtype, outer_size, outer_stride)
 
     @property
     def _layout(self) -> PlainLayout:

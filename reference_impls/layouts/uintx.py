@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import torch
-from torch._export.wrappers import mark_subclass_constructor_exportable_experimental
 from typing_extensions import Self
 
 from reference_impls.affine import AffineQuantizedTensor, Layout, TensorImpl
@@ -63,29 +62,6 @@ class UintxImpl(TensorImpl, PackedTensor):
         if first is None:
             raise ValueError(f"codes of {bits} bits have shards of {SHARDS[bits]} bits; the first is missing.")
         return packed_wrapper(cls, first, bits, packed_dim, dtype, outer_size, outer_stride)
-
-    @torch._disable_dynamo
-    @mark_subclass_constructor_exportable_experimental
-    def __init__(
-        self,
-        scale: torch.Tensor,
-        zero_point: torch.Tensor | None = None,
-        shard4: torch.Tensor | None = None,
-        shard2: torch.Tensor | None = None,
-        shard1: torch.Tensor | None = None,
-        bits: int = 4,
-        packed_dim: int = 1,
-        quant_min: int = 0,
-        quant_max: int = 15,
-        dtype: torch.dtype = torch.float32,
-        shares_scale: bool = False,
-        outer_size: torch.Size | None = None,
-        outer_stride: tuple[int, ...] | None = None,
-    ) -> None:
-        self.scale, self.zero_point = scale, zero_point
-        self.shard4, self.shard2, self.shard1 = shard4, shard2, shard1
-        self.bits, self.packed_dim, self.shares_scale = bits, packed_dim, shares_scale
-        self.quant_min, self.quant_max = quant_min, quant_max
 
     @property
     def _layout(self) -> UintxLayout:
