@@ -153,7 +153,7 @@ def _packed(values: torch.Tensor, scale: torch.Tensor, dim: int) -> torch.Tensor
 
 @register_linear_kernel(UInt4Tensor, "uintx_weight_only", precedence=0, op=uintx_weight_only_linear)
 def _uintx_weight_only(x: torch.Tensor, weight: UInt4Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return uintx_weight_only_linear(x, [weight.qdata], BITS, weight.packed_dim, weight.scale, weight.zero_point, bias)
+    return uintx_weight_only_linear(x, [weight.qdata], BITS, weight.packed_dim, weight.scale, weight.zero_point, 0, 15, bias)
 
 
 @register_linear_kernel(Int4Tensor, "int4_weight_only", precedence=0, op=int4_weight_only_linear)

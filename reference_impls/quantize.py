@@ -22,7 +22,7 @@ from reference_impls.uintx import UintxTensor
 
 
 class Config(Protocol):
-    """How a weight is quantized. `trains`: the quantized weight is a parameter that is trained."""
+    """How a weight is quantized."""
 
     def quantize(self, weight: torch.Tensor) -> torch.Tensor:
         """The quantized weight of a plain one, (N, K)."""
@@ -86,8 +86,8 @@ def quantize_(model: nn.Module, config: Config, filter_fn: Callable[[nn.Module, 
         filter_fn: called with each module and its dotted name; those for which it is true are quantized, by their `weight`. Default:
             every `nn.Linear`.
 
-    A weight that two modules share is quantized once and stays shared. Whether it requires grad stays as it was, but for `config`s whose
-    weights can't be trained by their rounding that is the caller's to decide. Weights that are quantized already are left alone.
+    A weight that two modules share is quantized once and stays shared. Whether it requires grad stays as it was. Weights that are
+    quantized already are left alone.
 
     Raises ValueError, that names the module, where a weight doesn't fit the config, and where nothing was selected; then no weight
     was replaced.

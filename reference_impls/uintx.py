@@ -113,7 +113,9 @@ class UintxTensor(PackedTensor):
 @register_linear_kernel(UintxTensor, "uintx_weight_only", precedence=0, op=uintx_weight_only_linear)
 def _weight_only(x: torch.Tensor, weight: UintxTensor, bias: torch.Tensor | None) -> torch.Tensor:
     shards = list(weight.blocks.codes)
-    return uintx_weight_only_linear(x, shards, weight.bits, weight.packed_dim, weight.scale, weight.zero_point, bias)
+    return uintx_weight_only_linear(
+        x, shards, weight.bits, weight.packed_dim, weight.scale, weight.zero_point, 0, 2**weight.bits - 1, bias
+    )
 
 
 torch.serialization.add_safe_globals([UintxTensor])

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from reference_impls.kernels.linear_gradients import bias_gradient, scale_gradient, weight_gradient
-from reference_impls.kernels.quantization import choose_symmetric, dequantize, quantize
+from reference_impls.kernels.linear_gradients import Codes, Wanted, gradients
+from reference_impls.kernels.quantization import choose_symmetric, dequantize, quantize, unclipped_codes
 
 Gradients = tuple[torch.Tensor | None, ...]
 
@@ -88,21 +88,14 @@ def _(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, qdata, scale, bias = inputs
-    ctx.has_bias = bias is not None
-    ctx.save_for_backward(x, qdata, scale)
+    ctx.save_for_backward(*inputs[:3])
 
 
 def _gradients(ctx: Any, grad: torch.Tensor, used: torch.Tensor) -> Gradients:
     """`used` is the activation that was multiplied: `x`, or what it was rounded to."""
     _, qdata, scale = ctx.saved_tensors
-    grad_x = grad_scale = grad_bias = None
-    if ctx.needs_input_grad[0]:
-        grad_x = grad @ dequantize(qdata, scale, None, grad.dtype)
-    if ctx.needs_input_grad[2]:
-        grad_scale = scale_gradient(weight_gradient(used, grad), qdata, scale)
-    if ctx.has_bias and ctx.needs_input_grad[3]:
-        grad_bias = bias_gradient(grad)
+    wanted = Wanted.of(ctx, x=0, scale=2, bias=3)
+    grad_x, grad_scale, _, grad_bias = gradients(grad, used, Codes(qdata, scale), wanted)
     return grad_x, None, grad_scale, grad_bias
 
 
@@ -116,23 +109,17 @@ def _dynamic_backward(ctx: Any, grad: torch.Tensor) -> Gradients:
 
 
 def _setup_static(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, x_scale, qdata, scale, bias = inputs
-    ctx.has_bias = bias is not None
-    ctx.save_for_backward(x, x_scale, qdata, scale)
+    ctx.save_for_backward(*inputs[:4])
 
 
 def _static_backward(ctx: Any, grad: torch.Tensor) -> Gradients:
     """Where `x` saturates its gradient is zero, as in torch.fake_quantize_*."""
     x, x_scale, qdata, scale = ctx.saved_tensors
-    grad_x = grad_scale = grad_bias = None
-    if ctx.needs_input_grad[0]:
-        inside = (x.float() * (1.0 / x_scale)).round().abs() <= 127
-        grad_x = (grad @ dequantize(qdata, scale, None, grad.dtype)) * inside
-    if ctx.needs_input_grad[3]:
-        used = _rounded(x, x_scale.reshape(1, 1))
-        grad_scale = scale_gradient(weight_gradient(used, grad), qdata, scale)
-    if ctx.has_bias and ctx.needs_input_grad[4]:
-        grad_bias = bias_gradient(grad)
+    wanted = Wanted.of(ctx, x=0, scale=3, bias=4)
+    used = _rounded(x, x_scale.reshape(1, 1))
+    grad_x, grad_scale, _, grad_bias = gradients(grad, used, Codes(qdata, scale), wanted)
+    if grad_x is not None:
+        grad_x = grad_x * (unclipped_codes(x.float(), x_scale.reshape([1] * x.dim()), None, -127, 127).abs() <= 127)
     return grad_x, None, None, grad_scale, grad_bias
 
 

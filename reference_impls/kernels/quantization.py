@@ -171,6 +171,11 @@ def spread(parameter: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return repeated.expand(_split_shape(shape, block)).reshape(shape)
 
 
+def sum_over_blocks(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """The sums of `x` over each block, as a parameter of that shape: the transpose of `spread`."""
+    return _reduced(x, block_size(x.shape, shape), torch.sum)
+
+
 def _split(x: torch.Tensor, block: tuple[int, ...]) -> torch.Tensor:
     """(n_0, n_1, ...) as (n_0 / b_0, b_0, n_1 / b_1, b_1, ...)."""
     return x.reshape(_split_shape(x.shape, block))

@@ -102,16 +102,10 @@ def _dequantize_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | N
     grad_scale = grad_zero = None
     if ctx.needs_input_grad[1]:
         steps = quantization.levels(codes, zero_point[0] if zero_point else None, scale.dtype, ctx.qmin, ctx.qmax)
-        grad_scale = _summed(wide * steps, scale.shape)
+        grad_scale = quantization.sum_over_blocks(wide * steps, scale.shape)
     if ctx.has_zero_point and ctx.needs_input_grad[2]:
-        grad_zero = _summed(wide, scale.shape).to(zero_point[0].dtype)
+        grad_zero = quantization.sum_over_blocks(wide, scale.shape).to(zero_point[0].dtype)
     return None, grad_scale, grad_zero, None, None, None
-
-
-def _summed(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """The sums over blocks: the transpose of `spread`."""
-    split = [part for n, m in zip(x.shape, shape, strict=True) for part in (m, n // m if m else 1)]
-    return x.reshape(split).sum(dim=tuple(range(1, 2 * x.dim(), 2)))
 
 
 dequantize_affine.register_autograd(_dequantize_backward, setup_context=_setup_dequantize)

@@ -7,7 +7,7 @@ from typing_extensions import Self
 
 from reference_impls.affine import AffineQuantizedTensor, Layout, TensorImpl
 from reference_impls.block_tensor import checked_dtype
-from reference_impls.kernels.affine_linear import affine_packed_linear
+from reference_impls.kernels.packed_linear import uintx_weight_only_linear
 from reference_impls.kernels.packing import SHARDS, check_bits, pack, unpack
 from reference_impls.linear import register_linear_kernel
 from reference_impls.packed_tensor import PackedTensor, packed_wrapper
@@ -80,11 +80,11 @@ def _not_uintx(x: torch.Tensor, weight: AffineQuantizedTensor, bias: torch.Tenso
     return None if isinstance(weight.tensor_impl, UintxImpl) else f"its layout is {weight._layout}"
 
 
-@register_linear_kernel(AffineQuantizedTensor, "affine_uintx", precedence=1, when=_not_uintx, op=affine_packed_linear)
+@register_linear_kernel(AffineQuantizedTensor, "uintx_weight_only", precedence=1, when=_not_uintx, op=uintx_weight_only_linear)
 def _uintx(x: torch.Tensor, weight: AffineQuantizedTensor, bias: torch.Tensor | None) -> torch.Tensor:
     impl = weight.tensor_impl
     packing = (list(impl.blocks.codes), impl.bits, impl.packed_dim)
-    return affine_packed_linear(x, *packing, impl.scale, impl.zero_point, impl.quant_min, impl.quant_max, bias)
+    return uintx_weight_only_linear(x, *packing, impl.scale, impl.zero_point, impl.quant_min, impl.quant_max, bias)
 
 
 torch.serialization.add_safe_globals([UintxImpl, UintxLayout])

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from reference_impls import AffineQuantizedTensor, PlainLayout, UintxLayout, UintxTensor
-from reference_impls.kernels.affine_linear import affine_linear, affine_packed_linear
+from reference_impls.kernels.affine_linear import affine_linear
+from reference_impls.kernels.packed_linear import uintx_weight_only_linear
 from reference_impls.linear import record_kernels
 
 HP = torch.randn(6, 32, generator=torch.Generator().manual_seed(0)) * torch.linspace(0.5, 3, 6)[:, None] + 0.4
@@ -76,7 +77,7 @@ def test_the_kernel_of_the_layout_runs(arguments):
     w = made(*arguments)
     with record_kernels() as ran:
         out = F.linear(X, w)
-    assert ran == ["affine_plain" if isinstance(arguments[0], PlainLayout) else "affine_uintx"]
+    assert ran == ["affine_plain" if isinstance(arguments[0], PlainLayout) else "uintx_weight_only"]
     torch.testing.assert_close(out, F.linear(X, w.dequantize()))
 
 
@@ -88,7 +89,22 @@ def test_opcheck(arguments):
         torch.library.opcheck(affine_linear, (X.clone().requires_grad_(), impl.qdata, *rest))
     else:
         packing = (list(impl.blocks.codes), impl.bits, impl.packed_dim)
-        torch.library.opcheck(affine_packed_linear, (X.clone().requires_grad_(), *packing, *rest))
+        torch.library.opcheck(uintx_weight_only_linear, (X.clone().requires_grad_(), *packing, *rest))
+
+
+@pytest.mark.parametrize("arguments", FORMATS.values(), ids=FORMATS)
+def test_no_gradient_of_a_parameter_is_lost(arguments):
+    impl, bias = made(*arguments).tensor_impl, torch.linspace(0, 1, 6, dtype=torch.float64).requires_grad_()
+    x, scale = X.double().requires_grad_(), impl.scale.double().requires_grad_()
+    zero = impl.zero_point.double().requires_grad_() if arguments[1] == "float_zero" else impl.zero_point
+    plain = isinstance(arguments[0], PlainLayout)
+    operator = affine_linear if plain else uintx_weight_only_linear
+    codes = (impl.qdata,) if plain else (list(impl.blocks.codes), impl.bits, impl.packed_dim)
+
+    def linear(x, scale, bias, *zero_point):
+        return operator(x, *codes, scale, *(zero_point or (zero,)), impl.quant_min, impl.quant_max, bias)
+
+    assert torch.autograd.gradcheck(linear, (x, scale, bias, *([zero] if arguments[1] == "float_zero" else [])))
 
 
 @pytest.mark.parametrize(

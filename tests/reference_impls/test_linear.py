@@ -262,11 +262,11 @@ def _operator_arguments():
         "static": (int8_static_linear, (activation, torch.tensor(0.01), weight.qdata, scale, bias)),
         "uintx": (
             uintx_weight_only_linear,
-            (activation, shards, 7, 1, uintx.scale.clone().requires_grad_(), uintx.zero_point, bias),
+            (activation, shards, 7, 1, uintx.scale.clone().requires_grad_(), uintx.zero_point, 0, 127, bias),
         ),
         "uintx, packed rows": (
             uintx_weight_only_linear,
-            (X, list(transposed.blocks.codes), 3, 0, transposed.scale, transposed.zero_point, None),
+            (X, list(transposed.blocks.codes), 3, 0, transposed.scale, transposed.zero_point, 0, 7, None),
         ),
         "int4": (int4_weight_only_linear, (activation, int4.qdata, 1, int4.scale.clone().requires_grad_(), bias)),
     }
