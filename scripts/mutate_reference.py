@@ -15,6 +15,7 @@ import ast
 import contextlib
 import copy
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -56,6 +57,10 @@ SUBJECTS = (
     ("linear_arguments.py", ("Int8Tensor",)),
     ("block_strided.py", ("Int8Tensor", "UintxTensor")),
     ("kernels/linear_gradients.py", ("Int8Tensor",)),
+    ("affine.py", ("AffineQuantizedTensor",)),
+    ("layouts/plain.py", ("AffineQuantizedTensor",)),
+    ("layouts/uintx.py", ("AffineQuantizedTensor",)),
+    ("kernels/affine_linear.py", ("AffineQuantizedTensor",)),
 )
 
 _COMPARE = {
@@ -143,7 +148,7 @@ class Place:
 def places(node: ast.AST, function: str = "") -> Iterator[tuple[Place, ast.AST]]:
     """Every node that may be mutated, with its place and the function it belongs to (empty: module level)."""
     for field, value in ast.iter_fields(node):
-        if field in ("annotation", "returns", "decorator_list") or (field == "type_params"):
+        if field in ("annotation", "returns", "decorator_list") or field == "type_params":
             continue
         for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
             if not isinstance(child, ast.AST) or _only_raises(child) or isinstance(child, (ast.Import, ast.ImportFrom)):
@@ -283,16 +288,23 @@ def run_all(arguments: argparse.Namespace) -> None:
     print(f"{len(chosen)} mutants to go, {len(done)} done", flush=True)
     order: Counter[str] = Counter(d["killed"] for d in done.values() if d.get("killed"))
     usual = baselines(Path(arguments.results + ".baseline"))
-    mine = [m for i, m in enumerate(chosen) if i % arguments.jobs == arguments.job] if arguments.job is not None else chosen
-    for number, mutant in enumerate(mine, 1):
+    fork = multiprocessing.get_context("fork")
+    shares = [chosen[job :: arguments.jobs] for job in range(arguments.jobs)]
+    workers = [fork.Process(target=work_through, args=(share, usual, order, results)) for share in shares]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
+def work_through(mutants: list[dict[str, Any]], usual: dict[str, int], order: Counter[str], results: Path) -> None:
+    """Judge mutants one after the other, and append what comes of each to the results."""
+    subjects_of = dict(SUBJECTS)
+    for number, mutant in enumerate(mutants, 1):
         start = time.monotonic()
         verdict: dict[str, Any] = {"killed": None}
         for subject in subjects_of[mutant["file"]]:
-            verdict = {
-                "reached": True,
-                "subject": subject,
-                **in_a_process(judge, mutant, subject, dict(order), timeout=TIMEOUT),
-            }
+            verdict = {"subject": subject, **in_a_process(judge, mutant, subject, dict(order), timeout=TIMEOUT)}
             if verdict["killed"]:
                 order[verdict["killed"]] += 1
                 break
@@ -304,7 +316,8 @@ def run_all(arguments: argparse.Namespace) -> None:
         with results.open("a") as out:
             out.write(json.dumps(row) + "\n")
         print(
-            f"{number}/{len(mine)} {row['seconds']:5.1f} s {row['killed'] or 'SURVIVED':<45} {mutant['key'][:110]}", flush=True
+            f"{number}/{len(mutants)} {row['seconds']:5.1f} s {row['killed'] or 'SURVIVED':<45} {mutant['key'][:110]}",
+            flush=True,
         )
 
 
@@ -353,8 +366,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=0, help="how many of all mutants, with a fixed seed (0: all)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--file", default="*.py", help="glob of file names")
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--job", type=int, default=None, help="which of the jobs this process is (set by --jobs)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the work")
     parser.add_argument("--results", default=str(ROOT / "build" / "mutants.jsonl"))
     arguments = parser.parse_args()
     Path(arguments.results).parent.mkdir(parents=True, exist_ok=True)

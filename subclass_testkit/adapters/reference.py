@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from subclass_testkit.adapters._recipe import Recipe
 from subclass_testkit.adapters._recipe import subjects as _subjects
@@ -34,22 +34,26 @@ def _in_groups(size: int) -> str:
     return f".unflatten(-1, (-1, {size})).amax(-1).repeat_interleave({size}, -1)"
 
 
-def _uintx(bits: int, group: int | None) -> dict[str, object]:
-    return {
-        "make": f"UintxTensor.from_hp(hp, {bits}, {group})",
-        "multiples_of": (1, max(group or 1, {1: 8, 2: 4, 4: 2, 6: 4}.get(bits, 8))),
-        "max_error": _asymmetric(2**bits - 1, group),
-    }
+def _recipe(module: str, name: str, arguments: str, **fields: Any) -> Recipe:
+    """A class of ``reference_impls.<module>``, made by ``from_hp`` with these arguments."""
+    return Recipe(
+        paths=(f"reference_impls.{name}", f"reference_impls.{module}.{name}"),
+        make=f"{name}.from_hp(hp{arguments})",
+        to_plain="t.dequantize()",
+        **{"imports": f"from reference_impls import {name}", "ndim": (2, 3), "claims": _CLAIMS, **fields},
+    )
+
+
+def _uintx(bits: int, group: int | None) -> dict[str, Any]:
+    whole_bytes = 8 // (bits & -bits)  # of the smallest shard
+    return {"multiples_of": (1, max(group or 1, whole_bytes)), "max_error": _asymmetric(2**bits - 1, group)}
 
 
 RECIPES: tuple[Recipe, ...] = (
-    Recipe(
-        paths=("reference_impls.Int8Tensor", "reference_impls.int8.Int8Tensor"),
-        make="Int8Tensor.from_hp(hp)",
-        to_plain="t.dequantize()",
-        imports="from reference_impls import Int8Tensor",
-        ndim=(2, 3),
-        claims=_CLAIMS,
+    _recipe(
+        "int8",
+        "Int8Tensor",
+        "",
         max_error=_symmetric(127, ".amax(-1, keepdim=True)"),
         variants={
             "tensor": {
@@ -64,13 +68,10 @@ RECIPES: tuple[Recipe, ...] = (
             },
         },
     ),
-    Recipe(
-        paths=("reference_impls.PerChannelSymmetricWeight", "reference_impls.per_channel.PerChannelSymmetricWeight"),
-        make="PerChannelSymmetricWeight.from_hp(hp)",
-        to_plain="t.dequantize()",
-        imports="from reference_impls import PerChannelSymmetricWeight",
-        ndim=(2, 3),
-        claims=_CLAIMS,
+    _recipe(
+        "per_channel",
+        "PerChannelSymmetricWeight",
+        "",
         max_error=_symmetric(127, ".flatten(1).amax(-1).reshape(-1, *[1] * (hp.dim() - 1))"),
         variants={
             "axis1": {
@@ -80,22 +81,18 @@ RECIPES: tuple[Recipe, ...] = (
             },
         },
     ),
-    Recipe(
-        paths=("reference_impls.Int8ActivationTensor", "reference_impls.int8_activation.Int8ActivationTensor"),
-        make="Int8ActivationTensor.from_hp(hp)",
-        to_plain="t.dequantize()",
-        imports="from reference_impls import Int8ActivationTensor",
-        ndim=(2, 3),
-        claims=_CLAIMS,
+    _recipe(
+        "int8_activation",
+        "Int8ActivationTensor",
+        "",
         activation_bits=8,
         max_error=_symmetric(127, ".amax(-1, keepdim=True)"),
     ),
-    Recipe(
-        paths=("reference_impls.TrainableInt8Tensor", "reference_impls.trainable.TrainableInt8Tensor"),
-        make="TrainableInt8Tensor.from_hp(hp)",
-        to_plain="t.dequantize()",
-        imports="from reference_impls import TrainableInt8Tensor",
-        claims=_CLAIMS,
+    _recipe(
+        "trainable",
+        "TrainableInt8Tensor",
+        "",
+        ndim=(2,),
         max_error=_symmetric(127, ".amax(-1, keepdim=True)"),
         variants={
             "nearest": {"make": "TrainableInt8Tensor.from_hp(hp, rounding='nearest')"},
@@ -106,24 +103,21 @@ RECIPES: tuple[Recipe, ...] = (
             },
         },
     ),
-    Recipe(
-        paths=("reference_impls.UintxTensor", "reference_impls.uintx.UintxTensor"),
-        to_plain="t.dequantize()",
-        imports="from reference_impls import UintxTensor",
-        ndim=(2, 3),
-        claims=_CLAIMS,
+    _recipe(
+        "uintx",
+        "UintxTensor",
+        ", 4",
         variants={
-            f"bits{bits}": _uintx(bits, group) for bits, group in ((1, None), (2, 16), (3, None), (5, 16), (6, None), (7, 8))
+            f"bits{bits}": {"make": f"UintxTensor.from_hp(hp, {bits}, {group})", **_uintx(bits, group)}
+            for bits, group in ((1, None), (2, 16), (3, None), (5, 16), (6, None), (7, 8))
         },
-        **_uintx(4, None),  # type: ignore[arg-type]
+        **_uintx(4, None),
     ),
-    Recipe(
-        paths=("reference_impls.AffineQuantizedTensor", "reference_impls.affine.AffineQuantizedTensor"),
-        make="AffineQuantizedTensor.from_hp(hp, PlainLayout(), 'asymmetric', 0, 255)",
-        to_plain="t.dequantize()",
+    _recipe(
+        "affine",
+        "AffineQuantizedTensor",
+        ", PlainLayout(), 'asymmetric', 0, 255",
         imports="from reference_impls import AffineQuantizedTensor, PlainLayout, UintxLayout",
-        ndim=(2, 3),
-        claims=_CLAIMS,
         max_error=_asymmetric(255),
         variants={
             "tensor": {
@@ -143,28 +137,22 @@ RECIPES: tuple[Recipe, ...] = (
             },
         },
     ),
-    Recipe(
-        paths=("reference_impls.UInt4Tensor", "reference_impls.int4.UInt4Tensor"),
-        make="UInt4Tensor.from_hp(hp, 16)",
-        to_plain="t.dequantize()",
-        imports="from reference_impls import UInt4Tensor",
-        ndim=(2, 3),
+    _recipe(
+        "int4",
+        "UInt4Tensor",
+        ", 16",
         multiples_of=(1, 16),
-        claims=_CLAIMS,
         max_error=_asymmetric(15, 16),
         variants={
             "row": {"make": "UInt4Tensor.from_hp(hp, None)", "multiples_of": (1, 2), "max_error": _asymmetric(15)},
             "group2": {"make": "UInt4Tensor.from_hp(hp, 2)", "multiples_of": (1, 2), "max_error": _asymmetric(15, 2)},
         },
     ),
-    Recipe(
-        paths=("reference_impls.Int4Tensor", "reference_impls.int4.Int4Tensor"),
-        make="Int4Tensor.from_hp(hp, 16)",
-        to_plain="t.dequantize()",
-        imports="from reference_impls import Int4Tensor",
-        ndim=(2, 3),
+    _recipe(
+        "int4",
+        "Int4Tensor",
+        ", 16",
         multiples_of=(1, 16),
-        claims=_CLAIMS,
         max_error=_symmetric(7, _in_groups(16)),
         variants={
             "row": {
