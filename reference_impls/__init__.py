@@ -6,10 +6,12 @@ from reference_impls.int4 import Int4Tensor, UInt4Tensor
 from reference_impls.int8 import Int8Tensor
 from reference_impls.int8_activation import Int8ActivationTensor
 from reference_impls.layouts import PlainLayout, UintxLayout
+from reference_impls.mixed_precision import Int8MixedPrecisionTensor
 from reference_impls.per_channel import PerChannelSymmetricWeight
 from reference_impls.quantize import (
     Int4WeightOnly,
     Int8DynamicActivation,
+    Int8MixedPrecision,
     Int8WeightOnly,
     TrainableInt8,
     UintxWeightOnly,
@@ -25,6 +27,8 @@ __all__ = [
     "Int4WeightOnly",
     "Int8ActivationTensor",
     "Int8DynamicActivation",
+    "Int8MixedPrecision",
+    "Int8MixedPrecisionTensor",
     "Int8Tensor",
     "Int8WeightOnly",
     "PerChannelSymmetricWeight",

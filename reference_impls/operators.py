@@ -73,7 +73,10 @@ def _(info: Any, in_dims: tuple[int | None, ...], x: Any, weight: Any, bias: Any
 
 
 class Linear(torch.autograd.Function):
-    """`linear`, differentiable: the weight's gradient is that of its values, dense also for a quantized weight."""
+    """`linear`, differentiable: the weight's gradient is that of its values, dense also for a quantized weight.
+
+    A weight that has a `backward_matmul` computes the products of the backward with it.
+    """
 
     generate_vmap_rule = True
 
@@ -88,8 +91,9 @@ class Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        grad_x = grad @ Dequantize.apply(weight) if ctx.needs_input_grad[0] else None
-        grad_weight = weight_gradient(x, grad) if ctx.needs_input_grad[1] else None
+        matmul = getattr(weight, "backward_matmul", torch.matmul)
+        grad_x = matmul(grad, Dequantize.apply(weight)) if ctx.needs_input_grad[0] else None
+        grad_weight = weight_gradient(x, grad, matmul) if ctx.needs_input_grad[1] else None
         grad_bias = bias_gradient(grad) if len(ctx.needs_input_grad) > 2 and ctx.needs_input_grad[2] else None
         return grad_x, grad_weight, grad_bias
 

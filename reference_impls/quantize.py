@@ -17,6 +17,7 @@ from reference_impls.base import WrapperTensor
 from reference_impls.int4 import Int4Tensor, UInt4Tensor
 from reference_impls.int8 import Int8Tensor
 from reference_impls.int8_activation import Int8ActivationTensor
+from reference_impls.mixed_precision import Int8MixedPrecisionTensor
 from reference_impls.trainable import TrainableInt8Tensor
 from reference_impls.uintx import UintxTensor
 
@@ -77,6 +78,14 @@ class TrainableInt8:
 
     def quantize(self, weight: torch.Tensor) -> torch.Tensor:
         return TrainableInt8Tensor.from_hp(weight, self.granularity, self.rounding)
+
+
+@dataclass(frozen=True)
+class Int8MixedPrecision:
+    """`Int8MixedPrecisionTensor`: the weight trains in full precision, and is multiplied in int8."""
+
+    def quantize(self, weight: torch.Tensor) -> torch.Tensor:
+        return Int8MixedPrecisionTensor.from_hp(weight)
 
 
 def quantize_(model: nn.Module, config: Config, filter_fn: Callable[[nn.Module, str], bool] | None = None) -> nn.Module:

@@ -13,6 +13,8 @@ from subclass_testkit.calm import calm
 from subclass_testkit.check import CLAIMS
 from subclass_testkit.checks.base import Case, CheckGroup
 from subclass_testkit.outcome import CheckFailed, CheckSkipped, Refused
+from subclass_testkit.rounding import Rounding
+from subclass_testkit.script import Script
 
 
 @dataclass
@@ -55,15 +57,20 @@ class Probes(CheckGroup):
         script = self.script(x=self.x())
         call = self.linear()
         got = script.read(script.value(call), call)
-        if self.subject.activation_bits is None:
-            bits = self._activation_bits(got, script["x"], script["d"])
-            if bits:
-                self.case.facts.setdefault("activation_bits", {})[self.case.variant] = bits
-                return f"{call} works; it rounds activations to {bits} bits"
+        if self.subject.activation_bits is None and self.subject.weight_bits is None:
+            rounding = self._rounding(got, script)
+            if rounding:
+                self.case.facts.setdefault("rounding", {})[self.case.variant] = rounding
+                also = " and the weight's values" if rounding.weight else ""
+                return f"{call} works; it rounds activations{also} to 8 bits"
         return f"{call} works"
 
-    def _activation_bits(self, got: Any, x: torch.Tensor, d: torch.Tensor) -> int | None:
-        """8 if the linear is as far from the dense one as rounding activations to 8 bits explains, and no nearer."""
+    def _rounding(self, got: Any, script: Script) -> Rounding | None:
+        """To 8 bits, if that explains how far the linear is from the dense one: of the activation, or of the weight as well.
+
+        Of the weight only where its values are those of the source: integers needn't be rounded again.
+        """
+        x, d = script["x"], script["d"]
         if not isinstance(got, torch.Tensor) or got.shape != (*x.shape[:-1], d.shape[0]):
             return None
         x, d, got = x.double(), d.double(), got.double()
@@ -71,8 +78,12 @@ class Probes(CheckGroup):
         exact = oracle.multilinear_bound(x.abs() @ d.abs().t(), self.dtype, x.shape[-1], None)
         if bool((error <= exact).all()):
             return None
-        step = x.abs().amax(-1, keepdim=True) / 127
-        return 8 if bool((error <= exact + step * d.abs().sum(-1)).all()) else None
+        x, d, lossless = x.abs(), d.abs(), torch.equal(script["d"].to(self.dtype), script["hp"])
+        for rounding in (Rounding(8), Rounding(8, 8))[: 1 + lossless]:
+            rounded = (x + rounding.step("x", x)) @ (d + rounding.step("w", d)).t()
+            if bool((error <= exact + rounded - x @ d.t()).all()):
+                return rounding
+        return None
 
     def training(self) -> str:
         script = self.script(x=self.x())

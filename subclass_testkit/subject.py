@@ -43,6 +43,8 @@ class Subject:
         dtypes: the dtypes of plain tensors that ``make`` takes.
         claims: what it supports (names of ``subclass_testkit.CLAIMS``). What is declared must be found; the rest is probed.
         activation_bits: bits to which its linear rounds the activation per row (8 for dynamic int8); None: it doesn't.
+        weight_bits: bits to which its linear rounds the values of the weight per row (8 for int8 mixed-precision training, 2 for
+            ternary weights), beside what ``to_plain`` shows; None: it doesn't.
         max_error: the largest quantization error, element by element: an expression over ``hp`` and ``d``, or a callable of
             both, that gives a bound that broadcasts against ``hp``.
         stochastic: ``make`` and in-place writes round stochastically.
@@ -67,6 +69,7 @@ class Subject:
     dtypes: tuple[torch.dtype, ...] = field(default=(torch.float32,), kw_only=True)
     claims: Iterable[str] | None = field(default=None, kw_only=True)
     activation_bits: int | None = field(default=None, kw_only=True)
+    weight_bits: int | None = field(default=None, kw_only=True)
     max_error: Recipe | None = field(default=None, kw_only=True)
     stochastic: bool = field(default=False, kw_only=True)
     refusals: str = field(default="", kw_only=True)

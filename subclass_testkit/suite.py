@@ -77,10 +77,10 @@ class Run:
         answer: Claim | None = None
         for variant in self.subject.variant_names() if name == "inference" else ("default",):
             try:
-                claim, bits = self._ask(("probe", name, variant), _PROBE_TIMEOUT)
+                claim, rounding = self._ask(("probe", name, variant), _PROBE_TIMEOUT)
             except WorkerDied as death:
-                claim, bits = Claim(name, name in self.subject.declared, True, f"probing it {death}"), {}
-            self.facts.setdefault("activation_bits", {}).update(bits)
+                claim, rounding = Claim(name, name in self.subject.declared, True, f"probing it {death}"), {}
+            self.facts.setdefault("rounding", {}).update(rounding)
             answer = answer or claim
         assert answer is not None
         return answer
@@ -248,7 +248,7 @@ class Run:
         kind = request[0]
         if kind == "probe":
             case = self.case("default" if len(request) < 3 else request[2])
-            return claims.probe(case, request[1]), self.facts.get("activation_bits", {})
+            return claims.probe(case, request[1]), self.facts.get("rounding", {})
         if kind == "facts":
             self.facts.update(request[1])
             return None

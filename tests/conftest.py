@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 # pytester forgets the modules that an in-process run imports, but torch can't be imported twice: import it all before.
 import subclass_testkit.api
@@ -13,6 +14,7 @@ from subclass_testkit.calm import calm
 from subclass_testkit.isolation import warm_up
 from tests.zoo.registry import load_zoo
 
+torch.set_num_threads(1)  # small tensors, and as many test processes as cores: more threads only wait for each other
 warm_up()
 load_zoo()
 

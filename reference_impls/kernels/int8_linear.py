@@ -57,15 +57,17 @@ def _integer_linear(
 ) -> torch.Tensor:
     rows = x.reshape(-1, x.shape[-1]).float()
     codes = quantize(rows, x_scale, None, -127, 127, torch.int8)
-    out = _int_mm(codes, qdata.t()).to(scale.dtype) * x_scale * scale.t()
+    out = int_mm(codes, qdata.t()).to(scale.dtype) * x_scale * scale.t()
     out = out if bias is None else out + bias
     return out.to(x.dtype).reshape(*x.shape[:-1], qdata.shape[0])
 
 
-def _int_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def int_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The exact product of int8 matrices, by the integer units where torch has such a kernel for these sizes."""
     fits = a.device.type == "cpu" or (a.shape[0] > 16 and a.shape[1] % 8 == 0 and b.shape[1] % 8 == 0)
     if fits and a.numel() and b.numel():
+        # it takes the stride of a dimension of size 1, which may be anything, for the distance of rows; a fresh copy has the usual one
+        a, b = (t.clone(memory_format=torch.contiguous_format) if 1 in t.shape else t for t in (a, b))
         return torch._int_mm(a, b)
     # float64 holds every sum of fewer than 2**39 products of int8
     return a.double() @ b.double()

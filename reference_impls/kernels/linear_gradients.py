@@ -1,5 +1,6 @@
 """The gradients of out = x @ weight.T + bias, where the weight is (codes less zero point) times scale, in blocks."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -56,9 +57,11 @@ def gradients(grad: torch.Tensor, x: torch.Tensor, weight: Codes, wanted: Wanted
     )
 
 
-def weight_gradient(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+def weight_gradient(
+    x: torch.Tensor, grad: torch.Tensor, matmul: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch.matmul
+) -> torch.Tensor:
     """d loss / d weight (N, K) of a linear from x (..., K) and d loss / d out (..., N); batch dimensions are summed."""
-    return grad.reshape(-1, grad.shape[-1]).mT @ x.reshape(-1, x.shape[-1])
+    return matmul(grad.reshape(-1, grad.shape[-1]).mT, x.reshape(-1, x.shape[-1]))
 
 
 def bias_gradient(grad: torch.Tensor) -> torch.Tensor:

@@ -34,6 +34,7 @@ class Recipe:
     dtypes: str = "float32 bfloat16 float16"
     claims: frozenset[str] | None = None
     activation_bits: int | None = None
+    weight_bits: int | None = None
     linear: str | None = None
     max_error: str | None = None
     stochastic: bool = False

@@ -104,6 +104,14 @@ RECIPES: tuple[Recipe, ...] = (
         },
     ),
     _recipe(
+        "mixed_precision",
+        "Int8MixedPrecisionTensor",
+        "",
+        activation_bits=8,
+        weight_bits=8,
+        max_error="torch.zeros(())",
+    ),
+    _recipe(
         "uintx",
         "UintxTensor",
         ", 4",

@@ -6,8 +6,7 @@ blocks (triton), NVFP4Tensor with dynamic activations (``torch._scaled_mm`` for 
 * ``Int8MixedPrecisionTrainingLinearWeight``: its ``F.linear`` is registered in the table of the aten operations, which
   its own ``__torch_dispatch__`` never reads, so that the linear runs in full precision and equals the dense one.
 * ``BitNetTrainingLinearWeight`` keeps its values as they are; its linear rounds the weight to -1, 0, 1 times their mean
-  magnitude, and the activation to int8. Its ``activation_bits=2`` stands for both roundings: a coarse bound, not a derived one.
-  Its backward without a bias argument (``F.linear(x, w)``) ends in IndexError; ``nn.Linear(bias=False)`` works.
+  magnitude, and the activation to int8. Its backward without a bias argument (``F.linear(x, w)``) ends in IndexError; ``nn.Linear(bias=False)`` works.
 * ``activation_bits`` of float formats: the most bits of an integer format, one step of which (the row's maximum over
   ``2**(bits - 1) - 1``) covers the largest error. float8 e4m3 errs by up to 1/28 of the row's maximum: 5 bits. MX scales
   are rounded down to a power of two, and what exceeds the range is clipped: by 1/8 for mxfp8 (4 bits), 1/4 for mxfp4 (3 bits).
@@ -298,7 +297,8 @@ RECIPES: tuple[Recipe, ...] = (
         to_plain="t._data",
         imports="from torchao.prototype.quantized_training import BitNetTrainingLinearWeight",
         claims=frozenset({"training"}),
-        activation_bits=2,
+        activation_bits=8,
+        weight_bits=2,
         refusals=_REFUSALS,
         max_error=_EXACT,
     ),

@@ -10,6 +10,7 @@ from subclass_testkit import oracle
 from subclass_testkit.checks._case import CaseGroup
 from subclass_testkit.oracle import Tolerance
 from subclass_testkit.outcome import CheckSkipped
+from subclass_testkit.rounding import Rounding
 from subclass_testkit.script import Script, last_line, run_operation
 
 
@@ -37,24 +38,23 @@ class BoundedGroup(CaseGroup):
         operation = magnitude_text or operation
         magnitude = self._magnitude(script, operation, None)
         extra = None
-        if self.case.activation_bits and ("x" in script.inputs or rounded):
-            stepped = self._magnitude(script, operation, self.case.activation_bits, rounded)
+        if self.case.rounding and ("x" in script.inputs or rounded):
+            stepped = self._magnitude(script, operation, self.case.rounding, rounded)
             extra = _zip(stepped, magnitude, lambda s, m: (s - m).abs())
         return _zip2(want, magnitude, extra, tolerance.length)
 
-    def _magnitude(self, script: Script, operation: str, bits: int | None, rounded: tuple[str, ...] = ()) -> Any:
-        """The operation on absolute values in float64; with ``bits``, of operands increased by a step of that rounding."""
+    def _magnitude(self, script: Script, operation: str, rounding: Rounding | None, rounded: tuple[str, ...] = ()) -> Any:
+        """The operation on absolute values in float64; with ``rounding``, of operands increased by a step of it.
+
+        That is a step of the operand's row, or of all of it where ``rounded`` names it: in the products of a backward, rows are summed.
+        """
         ns = dict(script.ns)
         ns["w"] = oracle.absolute(script["d"])
         for name in script.inputs:
             ns[name] = oracle.absolute(self._values(script[name]))
-        if bits:
-            steps = 2 ** (bits - 1) - 1
-            for name in rounded:
-                ns[name] = ns[name] + ns[name].amax() / steps if ns[name].numel() else ns[name]
-            if not rounded:
-                largest = ns["x"].amax(-1, keepdim=True) if ns["x"].dim() else ns["x"]
-                ns["x"] = ns["x"] + largest / steps
+        if rounding:
+            for name in rounded or ("x", "w"):
+                ns[name] = ns[name] + rounding.step(name, ns[name], by_row=not rounded)
         for name in script.inputs:
             if isinstance(script[name], torch.Tensor) and script[name].requires_grad:
                 ns[name] = ns[name].requires_grad_()

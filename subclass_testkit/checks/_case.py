@@ -11,6 +11,7 @@ import torch
 from subclass_testkit import inputs, oracle
 from subclass_testkit.oracle import Tolerance
 from subclass_testkit.outcome import CheckSkipped, NotClaimed
+from subclass_testkit.rounding import Rounding
 from subclass_testkit.script import Script
 from subclass_testkit.subject import Subject
 
@@ -19,7 +20,7 @@ from subclass_testkit.subject import Subject
 class Case:
     """A subject at one point of its axes.
 
-    ``facts`` is what the claim probes measured (``activation_bits``, ``found`` claims, ...); shared by all cases of a run.
+    ``facts`` is what the claim probes measured (``rounding``, ``found`` claims, ...); shared by all cases of a run.
     ``others`` are the subject's other variants by name.
     """
 
@@ -37,9 +38,11 @@ class Case:
         return frozenset(self.facts.get("found", ()))
 
     @property
-    def activation_bits(self) -> int | None:
-        """Bits to which its linear rounds activations, declared or measured; None: not at all."""
-        return self.subject.activation_bits or self.facts.get("activation_bits", {}).get(self.variant)
+    def rounding(self) -> Rounding | None:
+        """How its linear rounds its operands, declared or measured; None: not at all."""
+        declared = Rounding(self.subject.activation_bits, self.subject.weight_bits)
+        measured: Rounding | None = self.facts.get("rounding", {}).get(self.variant)
+        return declared if any(declared) else measured
 
 
 class CaseGroup:

@@ -38,7 +38,7 @@ class LayerChecks(WriteChecks):
 
     def forward(self, s: Script, module: str, label: str) -> None:
         """The module's forward is the linear with the values that its weight shows (where the class does linears)."""
-        if "inference" not in self.case.found or self.subject.linear is not None or self.case.activation_bits:
+        if "inference" not in self.case.found or self.subject.linear is not None or self.case.rounding:
             return
         s.ns["x"] = s.value(self.x(), extend=False)
         if self._linear_error(s, "F.linear(x, w)", "F.linear(x, plain(w))", "w") is not None:

@@ -48,9 +48,10 @@ class TracedGroup(CheckGroup):
                 ns[name] = oracle.absolute(self.subject.plain(ns[name]))
         magnitude = execute(formula, ns)
         extra = None
-        if self.case.activation_bits and isinstance(ns.get("x"), torch.Tensor):
-            step = ns["x"].amax(-1, keepdim=True) / (2 ** (self.case.activation_bits - 1) - 1)
-            extra = execute(formula, {**ns, "x": ns["x"] + step}) - magnitude
+        if self.case.rounding and isinstance(ns.get("x"), torch.Tensor):
+            for name in ("x", "w"):
+                ns[name] = ns[name] + self.case.rounding.step(name, ns[name])
+            extra = execute(formula, ns) - magnitude
         length = max(self.in_features, self.out_features)
         return oracle.multilinear_bound(magnitude, dtype, length, extra)
 

@@ -203,11 +203,10 @@ class UpdateChecks(StepChecks):
         """The dense loss at the subject's values is that of the dense run, but for what five requantizations can add."""
         x, r = s["x"].double(), s["r"].detach()
         noise = float(torch.linalg.matrix_norm(x, 2)) * self.rounding(before.values, r, 5).norm
-        if self.case.activation_bits:
-            step = x.abs().amax(-1, keepdim=True) / (2 ** (self.case.activation_bits - 1) - 1)
-            noise += 9 * float(
-                (step * before.values.double().abs().sum(-1)).norm()
-            )  # five steps, each of 2 * lr * |x|**2 <= 1.8 times it
+        if self.case.rounding:
+            w, steps = before.values.double().abs(), self.case.rounding.step
+            exact, rounded = x.abs() @ w.t(), (x.abs() + steps("x", x.abs())) @ (w + steps("w", w)).t()
+            noise += 9 * float((rounded - exact).norm())  # five steps, each of 2 * lr * |x|**2 <= 1.8 times it
         got, dense = (float((x @ t.double().t() - s["y"].double()).norm()) for t in (s.read(s["p"], "p"), r))
         if got > dense * 1.001 + noise:
             s.fail(

@@ -11,6 +11,8 @@ from reference_impls import (
     Int4WeightOnly,
     Int8ActivationTensor,
     Int8DynamicActivation,
+    Int8MixedPrecision,
+    Int8MixedPrecisionTensor,
     Int8Tensor,
     Int8WeightOnly,
     TrainableInt8,
@@ -29,6 +31,7 @@ CONFIGS = {
     "int4": (Int4WeightOnly(32), Int4Tensor, 64 * 32 + 4 * 64 * 2),
     "uint4": (Int4WeightOnly(32, symmetric=False), UInt4Tensor, 64 * 32 + 5 * 64 * 2),
     "uint3": (UintxWeightOnly(3), UintxTensor, 64 * 24 + 5 * 64),
+    "mixed precision": (Int8MixedPrecision(), Int8MixedPrecisionTensor, 4 * 64 * 64),
     "trainable": (TrainableInt8(), TrainableInt8Tensor, 64 * 64 + 4 * 64),
 }
 
