@@ -27,4 +27,5 @@ class Rounding(NamedTuple):
         if not bits or not values.numel():
             return 0.0
         largest: torch.Tensor = values.amax(-1, keepdim=True) if by_row and values.dim() else values.amax()
-        return largest / (2 ** (bits - 1) - 1)
+        steps: int = 2 ** (bits - 1) - 1
+        return largest / steps
