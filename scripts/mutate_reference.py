@@ -26,7 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "reference_impls"
@@ -180,6 +180,7 @@ def mutants(path: Path) -> Iterator[dict[str, Any]]:
                 "file": str(path.relative_to(PACKAGE)),
                 "function": place.function,
                 "line": node.lineno,
+                "places": [f"{path.relative_to(PACKAGE)}:{n}" for n in range(node.lineno, node.end_lineno + 1)],
                 "source": source,
             }
 
@@ -187,13 +188,15 @@ def mutants(path: Path) -> Iterator[dict[str, Any]]:
 # --- running the kit on one ---------------------------------------------------------------------------------------
 
 
-def judge(mutant: dict[str, Any] | None, subject: str, order: dict[str, int]) -> dict[str, Any]:
-    """The first check that fails on the subject's class of the mutated package; runs in a process of its own."""
+def judge(mutant: dict[str, Any], subject: str, order: dict[str, int], usual: Baseline) -> dict[str, Any]:
+    """The first check that fails on the subject's class of the mutated package; runs in a process of its own.
+
+    Only the instances that execute what was mutated are run. What runs when the module is imported has an effect on all of them.
+    """
     folder = Path(tempfile.mkdtemp())
     try:
         shutil.copytree(PACKAGE, folder / "reference_impls", ignore=shutil.ignore_patterns("__pycache__"))
-        if mutant:
-            (folder / "reference_impls" / mutant["file"]).write_text(mutant["source"])
+        (folder / "reference_impls" / mutant["file"]).write_text(mutant["source"])
         sys.path.insert(0, str(folder))
         from subclass_testkit.instances import Options
         from subclass_testkit.outcome import Outcome
@@ -205,6 +208,8 @@ def judge(mutant: dict[str, Any] | None, subject: str, order: dict[str, int]) ->
         except Exception as error:
             return {"killed": f"not built: {type(error).__name__}"}
         labels = sorted(run.instances, key=lambda label: -order.get(run.instances[label].check.id, 0))
+        if mutant["function"]:
+            labels = [label for label in labels if usual.reach.get(label, set()) & set(mutant["places"])]
         refused = 0
         for label in labels:
             result = run.run(label)
@@ -213,7 +218,8 @@ def judge(mutant: dict[str, Any] | None, subject: str, order: dict[str, int]) ->
                 run.close()
                 return {"killed": result.id, "message": result.message[:200]}
         run.close()
-        return {"killed": None, "refused": refused}
+        more = refused - len(usual.refused & set(labels))
+        return {"killed": None, "instances": len(labels), **({"refuses": more} if more > 0 else {})}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -252,19 +258,71 @@ def in_a_process(function: Any, *arguments: Any, timeout: float) -> Any:
     return json.loads(data) if data else {"killed": "hang" if time.monotonic() >= deadline else "died"}
 
 
-def baselines(path: Path) -> dict[str, int]:
-    """How many instances each class refuses without a mutation; kept in a file beside the results."""
+class Baseline(NamedTuple):
+    """A run of a class without a mutation.
+
+    Attributes:
+        refused: the labels of the instances that are refused.
+        reach: label -> the lines of the package (``int8.py:12``) that the instance executes.
+    """
+
+    refused: set[str]
+    reach: dict[str, set[str]]
+
+
+def baseline(subject: str, folder: Path) -> Baseline:
+    """What a class does without a mutation; kept in a file beside the results."""
+    path = folder / f"{subject}.json"
     if not path.exists():
-        counts = {}
-        for subject in sorted({s for _, subjects in SUBJECTS for s in subjects}):
-            verdict = in_a_process(judge, None, subject, {}, timeout=TIMEOUT)
-            if verdict["killed"]:
-                raise SystemExit(
-                    f"reference_impls.{subject} fails {verdict['killed']} without a mutation: {verdict.get('message')}"
-                )
-            counts[subject] = verdict["refused"]
-        path.write_text(json.dumps(counts))
-    return dict(json.loads(path.read_text()))
+        found = in_a_process(trace, subject, str(path), timeout=10 * TIMEOUT)
+        if found["killed"]:
+            raise SystemExit(f"reference_impls.{subject} fails {found['killed']} without a mutation: {found.get('message')}")
+    data = json.loads(path.read_text())
+    return Baseline(set(data["refused"]), {label: set(lines) for label, lines in data["reach"].items()})
+
+
+def trace(subject: str, path: str) -> dict[str, Any]:
+    """Run a class, and write down which lines of the package each instance executes (in the kit's worker processes, too)."""
+    from subclass_testkit.instances import Options
+    from subclass_testkit.outcome import Outcome
+    from subclass_testkit.resolve import resolve
+    from subclass_testkit.suite import Run
+
+    log = Path(path + ".log")
+    log.unlink(missing_ok=True)
+    serve = Run._serve
+
+    def traced(self: Any, request: Any) -> Any:
+        lines: set[str] = set()
+
+        def local(frame: Any, event: str, argument: Any) -> Any:
+            lines.add(f"{Path(frame.f_code.co_filename).relative_to(PACKAGE)}:{frame.f_lineno}")
+            return local
+
+        def calls(frame: Any, event: str, argument: Any) -> Any:
+            return local(frame, event, argument) if frame.f_code.co_filename.startswith(f"{PACKAGE}/") else None
+
+        sys.settrace(calls)
+        try:
+            return serve(self, request)
+        finally:
+            sys.settrace(None)
+            if request[0] == "run":
+                with log.open("a") as out:
+                    out.write(json.dumps([request[1], sorted(lines)]) + "\n")
+
+    Run._serve = traced  # type: ignore[method-assign]
+    run = Run(resolve(f"reference_impls.{subject}"), Options())
+    refused = []
+    for label in run.instances:
+        result = run.run(label)
+        refused += [label] if result.outcome is Outcome.REFUSED else []
+        if result.outcome is Outcome.FAILED:
+            return {"killed": result.id, "message": result.message[:200]}
+    run.close()
+    reach = dict(json.loads(line) for line in log.read_text().splitlines())
+    Path(path).write_text(json.dumps({"refused": refused, "reach": reach}))
+    return {"killed": None}
 
 
 def run_all(arguments: argparse.Namespace) -> None:
@@ -287,7 +345,9 @@ def run_all(arguments: argparse.Namespace) -> None:
     chosen = [m for m in chosen[: arguments.sample or None] if m["key"] not in done]
     print(f"{len(chosen)} mutants to go, {len(done)} done", flush=True)
     order: Counter[str] = Counter(d["killed"] for d in done.values() if d.get("killed"))
-    usual = baselines(Path(arguments.results + ".baseline"))
+    folder = Path(arguments.results + ".baseline")
+    folder.mkdir(exist_ok=True)
+    usual = {subject: baseline(subject, folder) for subject in sorted({s for m in chosen for s in subjects_of[m["file"]]})}
     fork = multiprocessing.get_context("fork")
     shares = [chosen[job :: arguments.jobs] for job in range(arguments.jobs)]
     workers = [fork.Process(target=work_through, args=(share, usual, order, results)) for share in shares]
@@ -297,19 +357,18 @@ def run_all(arguments: argparse.Namespace) -> None:
         worker.join()
 
 
-def work_through(mutants: list[dict[str, Any]], usual: dict[str, int], order: Counter[str], results: Path) -> None:
+def work_through(mutants: list[dict[str, Any]], usual: dict[str, Baseline], order: Counter[str], results: Path) -> None:
     """Judge mutants one after the other, and append what comes of each to the results."""
     subjects_of = dict(SUBJECTS)
     for number, mutant in enumerate(mutants, 1):
         start = time.monotonic()
         verdict: dict[str, Any] = {"killed": None}
         for subject in subjects_of[mutant["file"]]:
-            verdict = {"subject": subject, **in_a_process(judge, mutant, subject, dict(order), timeout=TIMEOUT)}
+            verdict = {"subject": subject, **in_a_process(judge, mutant, subject, dict(order), usual[subject], timeout=TIMEOUT)}
             if verdict["killed"]:
                 order[verdict["killed"]] += 1
                 break
-            if verdict["refused"] > usual[subject]:
-                verdict["refuses"] = verdict["refused"] - usual[subject]
+            if "refuses" in verdict:
                 break
         row = {k: mutant[k] for k in ("key", "file", "function", "line")} | verdict
         row["seconds"] = round(time.monotonic() - start, 1)

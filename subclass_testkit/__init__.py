@@ -26,6 +26,7 @@ _HOME = {
     "CopyTests": "checks",
     "ModuleTests": "checks",
     "KernelTests": "checks",
+    "SequenceTests": "checks",
 }
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from subclass_testkit.checks.kernels import KernelTests
 from subclass_testkit.checks.modules import ModuleTests
 from subclass_testkit.checks.optimizers import OptimizerTests
 from subclass_testkit.checks.protocol import ProtocolTests
+from subclass_testkit.checks.sequences import SequenceTests
 from subclass_testkit.checks.slicing import SlicingTests
 
 MIXINS: tuple[type[CheckGroup], ...] = (
@@ -29,6 +30,7 @@ MIXINS: tuple[type[CheckGroup], ...] = (
     CopyTests,
     ModuleTests,
     KernelTests,
+    SequenceTests,
 )
 
 
@@ -45,6 +47,7 @@ class ConformanceTests(  # type: ignore[misc]  # groups may use equal names: a c
     CopyTests,
     ModuleTests,
     KernelTests,
+    SequenceTests,
 ):
     """All checks: inherit it beside unittest.TestCase and set ``subject``."""
 
@@ -64,5 +67,6 @@ __all__ = [
     "ModuleTests",
     "OptimizerTests",
     "ProtocolTests",
+    "SequenceTests",
     "SlicingTests",
 ]
