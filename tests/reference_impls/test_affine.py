@@ -83,6 +83,30 @@ def test_zeroing_is_exact(arguments):
     assert (w.dequantize() == 0).all()
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    "arguments", [*FORMATS.values(), (PlainLayout(), "float_zero", -3, 3, 8)], ids=[*FORMATS, "half a code"]
+)
+def test_padding_with_whole_blocks_keeps_the_class(arguments, transposed):
+    w = made(*arguments)
+    rows, columns = w.block_size
+    for pad in ([0, 0, rows, 0], [0, 0, 0, 2 * rows], [columns, columns, rows, rows]):
+        if transposed:
+            pad = pad[2:] + pad[:2]
+        padded, expected = (F.pad(v.t() if transposed else v, pad) for v in (w, w.dequantize()))
+        assert type(padded) is AffineQuantizedTensor
+        assert torch.equal(padded.dequantize(), expected)
+
+
+@pytest.mark.parametrize("arguments", FORMATS.values(), ids=FORMATS)
+def test_padding_with_anything_else_gives_values(arguments):
+    w = made(*arguments).to(torch.float16)
+    for pad, value in (([0, 0, 0, 4], 2.0), ([-1, 0], 0.0), ([1, 0], 0.1)):
+        padded = F.pad(w, pad, value=value)
+        assert (type(padded), padded.dtype) == (torch.Tensor, torch.float16)
+        assert torch.equal(padded, F.pad(w.dequantize(), pad, value=value))
+
+
 @pytest.mark.parametrize("arguments", FORMATS.values(), ids=FORMATS)
 def test_the_kernel_of_the_layout_runs(arguments):
     w = made(*arguments)

@@ -42,6 +42,8 @@ def main(rank, path):
     packed += [UintxTensor.from_hp(wide, bits, 16) for bits in range(1, 8)]
     layouts = (PlainLayout(), UintxLayout(4), Int4Layout())
     packed += [AffineQuantizedTensor.from_hp(wide, layout, "asymmetric", 0, 15, 16) for layout in layouts]
+    for layout in layouts:
+        check(AffineQuantizedTensor.from_hp(wide[:5], layout, "symmetric", -4, 3, 16), Shard(0), mesh, rank)
     for w in packed:
         for placement in (Shard(0), Shard(1), Replicate()):
             check(w, placement, mesh, rank)
@@ -61,7 +63,7 @@ def test_distribute_linear_and_gather(tmp_path):
         [sys.executable, str(script), str(tmp_path / "store")],
         capture_output=True, text=True, timeout=120, env={"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
-    assert shown.stdout.split() == ["ok"] * 2 * (10 + 12 * 3), shown.stderr
+    assert shown.stdout.split() == ["ok"] * 2 * (10 + 3 + 12 * 3), shown.stderr
 
 
 def test_other_collectives_are_refused():
