@@ -5,7 +5,7 @@ from reference_impls.affine import AffineQuantizedTensor
 from reference_impls.int4 import Int4Tensor, UInt4Tensor
 from reference_impls.int8 import Int8Tensor
 from reference_impls.int8_activation import Int8ActivationTensor
-from reference_impls.layouts import PlainLayout, UintxLayout
+from reference_impls.layouts import Int4Layout, PlainLayout, UintxLayout
 from reference_impls.mixed_precision import Int8MixedPrecisionTensor
 from reference_impls.per_channel import PerChannelSymmetricWeight
 from reference_impls.quantize import (
@@ -23,6 +23,7 @@ from reference_impls.uintx import UintxTensor
 
 __all__ = [
     "AffineQuantizedTensor",
+    "Int4Layout",
     "Int4Tensor",
     "Int4WeightOnly",
     "Int8ActivationTensor",

@@ -16,8 +16,15 @@ import torch.nn.functional as F
 from torch._ops import OpOverload
 from typing_extensions import Self
 
-from reference_impls.block_tensor import VIEWS, BlockTensor, FromHighPrecision, block_for, plain_source, precise
-from reference_impls.kernels.quantization import choose_asymmetric, choose_float_zero, choose_symmetric, dequantize, quantize
+from reference_impls.block_tensor import VIEWS, BlockTensor, FromHighPrecision, block_for, pad_blocks, plain_source, precise
+from reference_impls.kernels.quantization import (
+    choose_asymmetric,
+    choose_float_zero,
+    choose_symmetric,
+    dequantize,
+    middle,
+    quantize,
+)
 from reference_impls.linear_arguments import checked_linear
 from reference_impls.values import ValueTensor
 
@@ -87,6 +94,23 @@ def _zero_impl(func: OpOverload, self: TensorImpl) -> TensorImpl:
     self.check_writable("zero_")
     self.write_values(self.scale.new_zeros(self.shape))
     return self
+
+
+@TensorImpl.implements(aten.constant_pad_nd.default)
+def _pad_impl(func: OpOverload, self: TensorImpl, pad: list[int], value: float) -> torch.Tensor:
+    """New blocks have the scale 1. Which code is zero in them, a layout may store as any bits."""
+    padded = pad_blocks(func, self, pad, value)
+    if not isinstance(padded, TensorImpl):
+        return padded
+    code = min(max(0, self.quant_min), self.quant_max)
+    for i, count in enumerate(pad):
+        dim = self.dim() - 1 - i // 2
+        border = padded.narrow(dim, padded.shape[dim] - count if i % 2 else 0, count)
+        border.write_codes(self.scale.new_full(border.shape, code, dtype=torch.int32))
+        if border.zero_point is not None:
+            floats = border.zero_point.is_floating_point()
+            border.zero_point.fill_(middle(self.quant_min, self.quant_max) - code if floats else code)
+    return padded
 
 
 def choose(
@@ -218,6 +242,12 @@ def _copy_(func: OpOverload, self: torch.Tensor, src: torch.Tensor, non_blocking
         values = src.values_copy() if isinstance(src, ValueTensor) else src
         self.tensor_impl.copy_(values.to(self.device, self.dtype, non_blocking))
     return self
+
+
+@AffineQuantizedTensor.implements(aten.constant_pad_nd.default)
+def _pad(func: OpOverload, self: AffineQuantizedTensor, pad: list[int], value: float) -> torch.Tensor:
+    padded = func(self.tensor_impl, pad, value)
+    return AffineQuantizedTensor(padded, self.dtype) if isinstance(padded, TensorImpl) else padded.to(self.dtype)
 
 
 @AffineQuantizedTensor.implements(aten.zero_.default)

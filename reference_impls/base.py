@@ -308,6 +308,12 @@ def _is_shared(self: WrapperTensor) -> bool:
     return all(tensor.is_shared() for tensor in self.inner_tensors.values())
 
 
+@WrapperTensor.implements_torch_function(torch.Tensor.data_ptr)
+def _data_ptr(self: WrapperTensor) -> int:
+    """Null. Torch would add the storage offset to it, and a view would seem to have an address."""
+    return 0
+
+
 @WrapperTensor.implements_torch_function(torch.Tensor.data.__set__)
 def _set_data(self: WrapperTensor, other: torch.Tensor) -> None:
     """`self.data = other`: torch would change the outer metadata only, and keep the old inner tensors."""

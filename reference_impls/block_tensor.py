@@ -257,7 +257,7 @@ def _fill_(func: OpOverload, self: BlockTensor, value: float) -> BlockTensor:
 
 
 @BlockTensor.implements(aten.constant_pad_nd.default)
-def _pad(func: OpOverload, self: BlockTensor, pad: list[int], value: float) -> torch.Tensor:
+def pad_blocks(func: OpOverload, self: BlockTensor, pad: list[int], value: float) -> torch.Tensor:
     """Zeros in whole blocks are added as codes (uneven shards of a DTensor are padded so); any others give values."""
     blocks = self.blocks
     pads = [_padding_in_entries(blocks, part, pad) for part in (*blocks.codes, *blocks.parameters)]

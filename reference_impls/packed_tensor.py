@@ -35,9 +35,11 @@ class PackedTensor(BlockTensor):
         last = self.dim() - 1
         if self.packed_dim == last:
             return self
-        blocks = self.blocks
-        codes = pack(unpack(list(blocks.codes), self.bits, self.packed_dim), self.bits, last)
-        return self.of_blocks(blocks._replace(codes=tuple(codes)))
+        return self.of_blocks(self.blocks._replace(codes=tuple(self.packed_along(last))))
+
+    def packed_along(self, dim: int) -> list[torch.Tensor]:
+        """The same codes, packed along another dimension."""
+        return pack(unpack(list(self.blocks.codes), self.bits, self.packed_dim), self.bits, dim)
 
 
 @PackedTensor.implements(torch.ops.aten.clone.default)
@@ -63,9 +65,13 @@ def packed_wrapper(
     """The wrapper of a tensor whose first shard of codes is `code`."""
     if code.dtype != torch.uint8:
         raise TypeError(f"packed codes must be uint8, not {code.dtype}.")
-    each = 8 // SHARDS[bits][0]
-    shape = torch.Size(n * each if d == packed_dim else n for d, n in enumerate(code.shape))
+    shape = packed_shape(code, 8 // SHARDS[bits][0], packed_dim)
     return block_wrapper(cls, shape, code, dtype, outer_size, outer_stride)
+
+
+def packed_shape(code: torch.Tensor, each: int, packed_dim: int) -> torch.Size:
+    """The outer shape of entries that hold `each` codes along `packed_dim`."""
+    return torch.Size(n * each if d == packed_dim else n for d, n in enumerate(code.shape))
 
 
 def packed_block(shape: torch.Size, bits: int, group_size: int | None) -> tuple[int, ...]:

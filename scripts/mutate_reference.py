@@ -60,6 +60,8 @@ SUBJECTS = (
     ("affine.py", ("AffineQuantizedTensor",)),
     ("layouts/plain.py", ("AffineQuantizedTensor",)),
     ("layouts/uintx.py", ("AffineQuantizedTensor",)),
+    ("layouts/int4.py", ("AffineQuantizedTensor",)),
+    ("kernels/int4_words.py", ("AffineQuantizedTensor",)),
     ("kernels/affine_linear.py", ("AffineQuantizedTensor",)),
 )
 

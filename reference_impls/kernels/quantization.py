@@ -72,7 +72,7 @@ def choose_float_zero(x: torch.Tensor, block: tuple[int, ...], qmin: int, qmax: 
     finite = torch.finfo(x.dtype)
     low, high = low.clamp(finite.min, finite.max), high.clamp(finite.min, finite.max)
     scale = _scale_of_range(low, high, qmax - qmin)
-    return scale, low + scale * (_middle(qmin, qmax) - qmin)
+    return scale, low + scale * (middle(qmin, qmax) - qmin)
 
 
 def _scale_of_range(low: torch.Tensor, high: torch.Tensor, steps: int) -> torch.Tensor:
@@ -120,7 +120,7 @@ def unclipped_codes(
         return rounding(x * inverse)
     offset = spread(zero_point, x.shape)
     if zero_point.is_floating_point():
-        return rounding((x - offset) * inverse + _middle(qmin, qmax))
+        return rounding((x - offset) * inverse + middle(qmin, qmax))
     return rounding(x * inverse) + offset
 
 
@@ -155,10 +155,11 @@ def levels(codes: torch.Tensor, zero_point: torch.Tensor | None, dtype: torch.dt
     codes = codes.to(dtype)
     if zero_point is None:
         return codes
-    return codes - (_middle(qmin, qmax) if zero_point.is_floating_point() else spread(zero_point, codes.shape))
+    return codes - (middle(qmin, qmax) if zero_point.is_floating_point() else spread(zero_point, codes.shape))
 
 
-def _middle(qmin: int, qmax: int) -> float:
+def middle(qmin: int, qmax: int) -> float:
+    """The code whose value a floating-point zero point is; halfway between two codes where their number is odd."""
     return (qmin + qmax + 1) / 2
 
 

@@ -125,7 +125,7 @@ RECIPES: tuple[Recipe, ...] = (
         "affine",
         "AffineQuantizedTensor",
         ", PlainLayout(), 'asymmetric', 0, 255",
-        imports="from reference_impls import AffineQuantizedTensor, PlainLayout, UintxLayout",
+        imports="from reference_impls import AffineQuantizedTensor, Int4Layout, PlainLayout, UintxLayout",
         max_error=_asymmetric(255),
         variants={
             "tensor": {
@@ -142,6 +142,16 @@ RECIPES: tuple[Recipe, ...] = (
                 "make": "AffineQuantizedTensor.from_hp(hp, UintxLayout(3), 'symmetric', -4, 3, 16)",
                 "multiples_of": (1, 16),
                 "max_error": _symmetric(3, _in_groups(16)),
+            },
+            "int4-words": {
+                "make": "AffineQuantizedTensor.from_hp(hp, Int4Layout(), 'symmetric', -8, 7, 16)",
+                "multiples_of": (1, 16),
+                "max_error": _symmetric(7, _in_groups(16)),
+            },
+            "uint4-words": {
+                "make": "AffineQuantizedTensor.from_hp(hp, Int4Layout(), 'asymmetric', 0, 15, 8)",
+                "multiples_of": (1, 8),
+                "max_error": _asymmetric(15, 8),
             },
         },
     ),

@@ -198,3 +198,9 @@ def test_stable_hash_tells_contexts_apart():
     same, other = Int8Tensor.from_hp(torch.zeros(2, 4)), Int8Tensor.from_hp(torch.ones(2, 4), 2)
     assert w._stable_hash_for_caching() == same._stable_hash_for_caching()
     assert w._stable_hash_for_caching() != other._stable_hash_for_caching()
+
+
+def test_a_view_has_no_address_either():
+    w = Int8Tensor.from_hp(torch.ones(4, 4))
+    assert w[2:].storage_offset() == 8
+    assert (w.data_ptr(), w[2:].data_ptr()) == (0, 0)

@@ -13,7 +13,7 @@ import sys
 import torch, torch.distributed as dist, torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
-from reference_impls import AffineQuantizedTensor, Int4Tensor, Int8Tensor, PlainLayout, UInt4Tensor, UintxLayout, UintxTensor
+from reference_impls import AffineQuantizedTensor, Int4Layout, Int4Tensor, Int8Tensor, PlainLayout, UInt4Tensor, UintxLayout, UintxTensor
 
 def check(w, placement, mesh, rank):
     mine = w if rank == 0 else w.mapped(lambda t: t.clone().zero_())
@@ -40,7 +40,10 @@ def main(rank, path):
     wide = torch.randn(6, 32) * torch.arange(1, 7)[:, None]
     packed = [Int4Tensor.from_hp(wide, 16), UInt4Tensor.from_hp(wide, 8)]
     packed += [UintxTensor.from_hp(wide, bits, 16) for bits in range(1, 8)]
-    packed += [AffineQuantizedTensor.from_hp(wide, layout, "asymmetric", 0, 15, 16) for layout in (PlainLayout(), UintxLayout(4))]
+    layouts = (PlainLayout(), UintxLayout(4), Int4Layout())
+    packed += [AffineQuantizedTensor.from_hp(wide, layout, "asymmetric", 0, 15, 16) for layout in layouts]
+    for layout in layouts:
+        check(AffineQuantizedTensor.from_hp(wide[:5], layout, "symmetric", -4, 3, 16), Shard(0), mesh, rank)
     for w in packed:
         for placement in (Shard(0), Shard(1), Replicate()):
             check(w, placement, mesh, rank)
@@ -60,7 +63,7 @@ def test_distribute_linear_and_gather(tmp_path):
         [sys.executable, str(script), str(tmp_path / "store")],
         capture_output=True, text=True, timeout=120, env={"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
-    assert shown.stdout.split() == ["ok"] * 2 * (10 + 11 * 3), shown.stderr
+    assert shown.stdout.split() == ["ok"] * 2 * (10 + 3 + 12 * 3), shown.stderr
 
 
 def test_other_collectives_are_refused():
