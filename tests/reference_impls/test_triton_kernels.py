@@ -56,7 +56,7 @@ def why_the_interpreter_doesnt_run():
 
 @pytest.fixture(autouse=True)
 def _seeded_and_guarded(monkeypatch):
-    """In the interpreter, where tensors are on the CPU, what the kernels allocate is guarded as their inputs are."""
+    """In the interpreter, where tensors are on the CPU, what a launch makes is guarded as its inputs are."""
     torch.manual_seed(0)
     original = torch.Tensor.new_empty
 
@@ -65,6 +65,10 @@ def _seeded_and_guarded(monkeypatch):
 
     if INTERPRETED:
         monkeypatch.setattr(torch.Tensor, "new_empty", new_empty)
+        triton_int8 = importlib.import_module("reference_impls.kernels.triton_int8")
+        for name in ("row_codes", "row_scale"):
+            plain = getattr(triton_int8, name)
+            monkeypatch.setattr(triton_int8, name, lambda *args, plain=plain: placed(plain(*args), "cpu"))
 
 
 def guarded_empty(size, dtype):
@@ -235,6 +239,7 @@ class TestAgainstPlain:
         w = weight(40, 70)[:, 5:]
         scale = choose_symmetric(weight(65, 40).mT, (1, 13), -127, 127)
         codes = quantize(w.contiguous(), scale, None, -127, 127, torch.int8)
+        turned = scale.mT.contiguous().mT
         x = activation((65, 70), torch.float32).mT[:, :65]
         fast, plain = run(
             "triton_weight_only",
@@ -242,7 +247,7 @@ class TestAgainstPlain:
             device,
             x,
             codes.mT.contiguous().mT,
-            scale,
+            turned,
             None,
         )
         assert_within_bound(fast, plain, x, Codes(codes, scale).values(x.dtype), None)
