@@ -8,10 +8,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from reference_impls.kernels.custom_op import custom_op
 from reference_impls.kernels.linear_gradients import Codes, Wanted, gradients
 
 
-@torch.library.custom_op("reference_impls::affine_linear", mutates_args=())
+@custom_op("reference_impls::affine_linear", triton="triton_weight_only")
 def affine_linear(
     x: torch.Tensor,
     codes: torch.Tensor,

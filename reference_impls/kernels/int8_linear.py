@@ -16,13 +16,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from reference_impls.kernels.custom_op import custom_op
 from reference_impls.kernels.linear_gradients import Codes, Wanted, gradients
 from reference_impls.kernels.quantization import choose_symmetric, dequantize, quantize, unclipped_codes
 
 Gradients = tuple[torch.Tensor | None, ...]
 
 
-@torch.library.custom_op("reference_impls::int8_weight_only_linear", mutates_args=())
+@custom_op("reference_impls::int8_weight_only_linear", triton="triton_weight_only")
 def int8_weight_only_linear(
     x: torch.Tensor, qdata: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -30,15 +31,15 @@ def int8_weight_only_linear(
     return F.linear(x, dequantize(qdata, scale, None, x.dtype), bias).contiguous()
 
 
-@torch.library.custom_op("reference_impls::int8_dynamic_linear", mutates_args=())
+@custom_op("reference_impls::int8_dynamic_linear", triton="triton_int8")
 def int8_dynamic_linear(
     x: torch.Tensor, qdata: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """As `int8_weight_only_linear`, with each row of `x` rounded to int8; scales (N, 1)."""
-    return _integer_linear(x, _row_scale(x), qdata, scale, bias)
+    return _integer_linear(x, row_scale(x), qdata, scale, bias)
 
 
-@torch.library.custom_op("reference_impls::int8_static_linear", mutates_args=())
+@custom_op("reference_impls::int8_static_linear", triton="triton_int8")
 def int8_static_linear(
     x: torch.Tensor, x_scale: torch.Tensor, qdata: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -46,18 +47,21 @@ def int8_static_linear(
     return _integer_linear(x, x_scale.reshape(1, 1), qdata, scale, bias)
 
 
-def _row_scale(x: torch.Tensor) -> torch.Tensor:
+def row_scale(x: torch.Tensor) -> torch.Tensor:
     """(rows, 1), in float32."""
     rows = x.reshape(-1, x.shape[-1]).float()
     return choose_symmetric(rows, (1, max(rows.shape[1], 1)), -127, 127)
 
 
+def row_codes(x: torch.Tensor, x_scale: torch.Tensor) -> torch.Tensor:
+    """`x` as rows of int8 codes in -127..127; `x_scale` is (rows, 1) or (1, 1)."""
+    return quantize(x.reshape(-1, x.shape[-1]).float(), x_scale, None, -127, 127, torch.int8)
+
+
 def _integer_linear(
     x: torch.Tensor, x_scale: torch.Tensor, qdata: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    rows = x.reshape(-1, x.shape[-1]).float()
-    codes = quantize(rows, x_scale, None, -127, 127, torch.int8)
-    out = int_mm(codes, qdata.t()).to(scale.dtype) * x_scale * scale.t()
+    out = int_mm(row_codes(x, x_scale), qdata.t()).to(scale.dtype) * x_scale * scale.t()
     out = out if bias is None else out + bias
     return out.to(x.dtype).reshape(*x.shape[:-1], qdata.shape[0])
 
@@ -107,7 +111,7 @@ def _weight_only_backward(ctx: Any, grad: torch.Tensor) -> Gradients:
 
 def _dynamic_backward(ctx: Any, grad: torch.Tensor) -> Gradients:
     x = ctx.saved_tensors[0]
-    return _gradients(ctx, grad, _rounded(x, _row_scale(x)))
+    return _gradients(ctx, grad, _rounded(x, row_scale(x)))
 
 
 def _setup_static(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -127,8 +131,7 @@ def _static_backward(ctx: Any, grad: torch.Tensor) -> Gradients:
 
 def _rounded(x: torch.Tensor, x_scale: torch.Tensor) -> torch.Tensor:
     """`x`, as rows, quantized and dequantized."""
-    rows = x.reshape(-1, x.shape[-1]).float()
-    return dequantize(quantize(rows, x_scale, None, -127, 127, torch.int8), x_scale, None, x.dtype)
+    return dequantize(row_codes(x, x_scale), x_scale, None, x.dtype)
 
 
 int8_weight_only_linear.register_autograd(_weight_only_backward, setup_context=_setup)

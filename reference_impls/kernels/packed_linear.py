@@ -10,11 +10,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from reference_impls.kernels.custom_op import custom_op
 from reference_impls.kernels.linear_gradients import Codes, Wanted, gradients
 from reference_impls.kernels.packing import SHARDS, unpack
 
 
-@torch.library.custom_op("reference_impls::uintx_weight_only_linear", mutates_args=())
+@custom_op("reference_impls::uintx_weight_only_linear", triton="triton_weight_only")
 def uintx_weight_only_linear(
     x: torch.Tensor,
     shards: list[torch.Tensor],
@@ -50,7 +51,7 @@ def _(
     return _out(x, shards[0], bits, packed_dim)
 
 
-@torch.library.custom_op("reference_impls::int4_weight_only_linear", mutates_args=())
+@custom_op("reference_impls::int4_weight_only_linear", triton="triton_weight_only")
 def int4_weight_only_linear(
     x: torch.Tensor, qdata: torch.Tensor, packed_dim: int, scale: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
