@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from subclass_testkit.report import json
+from subclass_testkit.report import json as json
 
-
-def _json(data: dict[str, Any]) -> str:
-    return json.render(data)
-
-
-# The first ending that fits chooses.
-FORMATS: dict[str, Callable[[dict[str, Any]], str]] = {
-    ".json": _json,
+# The first ending that fits chooses; writers are imported when they are needed.
+FORMATS: dict[str, str] = {
+    ".badge.json": "badge",
+    ".sarif.json": "sarif",
+    ".json": "json",
+    ".md": "markdown",
+    ".html": "html",
+    ".sarif": "sarif",
+    ".svg": "svg",
 }
 
 
-def format_of(path: Path) -> Callable[[dict[str, Any]], str]:
+def format_of(path: Path) -> str:
     """The writer that a file's ending chooses.
 
     Raises:
         ValueError: there is none; names the endings.
     """
-    for ending, render in FORMATS.items():
+    for ending, writer in FORMATS.items():
         if path.name.endswith(ending):
-            return render
+            return writer
     raise ValueError(f"report={path}: the ending must be one of {', '.join(FORMATS)}")
+
+
+def render(path: Path, data: dict[str, Any]) -> str:
+    """The text of a report file."""
+    module = importlib.import_module(f"{__name__}.{format_of(path)}")
+    return cast(Callable[[dict[str, Any]], str], module.render)(data)
 
 
 def write(path: Path, data: dict[str, Any]) -> None:
     """Write a report, as a whole or not at all."""
-    text = format_of(path)(data)
+    text = render(path, data)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text, encoding="utf-8")
