@@ -42,12 +42,14 @@ class Reporter:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        found = _result_of(item) if call.when == "call" else None
+        if found:
+            item.user_properties += properties(found[1])  # junit.xml takes them from the item, at its teardown
         report = yield
-        if call.when == "call" and (found := _result_of(item)):
+        if found:
             run, result = found
-            # An attribute of its own: xdist carries it between processes, and junit.xml gets the three short properties only.
+            # An attribute of its own: xdist carries it between processes, and junit.xml gets short properties only.
             setattr(report, _PROPERTY, {"run": _key(run, item), **result.to_json()})
-            report.user_properties += properties(result)
             if isinstance(item, CheckItem) and call.excinfo is None:
                 _set_outcome(report, run, result)
             elif not isinstance(item, CheckItem):

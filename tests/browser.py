@@ -49,6 +49,9 @@ class Browser:
         self._call("Emulation.setEmulatedMedia", features=scheme)
 
     def open(self, path: Path, fragment: str = "") -> None:
+        """Load a file afresh, at a fragment of it."""
+        self._call("Page.navigate", url="about:blank")
+        self._await_event("Page.loadEventFired")
         self._call("Page.navigate", url=path.resolve().as_uri() + (f"#{fragment}" if fragment else ""))
         self._await_event("Page.loadEventFired")
 
