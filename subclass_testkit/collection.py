@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from subclass_testkit import expect, report
+from subclass_testkit import expect
 
 if TYPE_CHECKING:
     from subclass_testkit.instances import Options
@@ -24,16 +24,10 @@ class Session:
         self.settings = settings
         self.runs: list[Run] = []
         self.labels: dict[str, list[str]] = {}  # of subjects that have not been reached, where working ahead is worth it
-        self.reports = [Path(p) for p in settings["report"] or ()]
         self.problems: list[str] = []  # of the session as a whole
         self.lockfile: dict[str, Any] | None = None
-        try:
-            for path in self.reports:
-                report.format_of(path)
-            if settings["expect"]:
-                self.lockfile = expect.read(Path(settings["expect"]))
-        except ValueError as error:
-            raise pytest.UsageError(f"--subclass-{error}") from error
+        if settings["expect"]:
+            self.lockfile = expect.read(Path(settings["expect"]))
         if config.args_source is not pytest.Config.ArgsSource.ARGS:
             config.args = []  # no path was given: only the conformance run is collected
 

@@ -210,13 +210,15 @@ class Expectations:
         named = [e for e in entries if e.names(subjects)]
         self.entries = [e for e in named if e.active]
         self.idle = [e for e in named if not e.active]
-        everything = list(everything) if self.entries else []
-        values = {axis: frozenset(i.params.get(axis, "") for i in everything) for axis in AXES}
-        self._nowhere = [e for e in self.entries if not any(e.covers(i, values) for i in everything)]
+        wide = _by_check(everything if self.entries else ())
+        values = {axis: frozenset(i.params.get(axis, "") for same in wide.values() for i in same) for axis in AXES}
+        self._nowhere = [e for e in self.entries if not _covered(e, wide, values)]
+        own = _by_check(instances if self.entries else ())
+        self._labels = [(e, _covered(e, own, values)) for e in self.entries]
         self._covering: dict[str, list[KnownFailure]] = {}
-        for instance in instances if self.entries else ():
-            if covering := [e for e in self.entries if e.covers(instance, values)]:
-                self._covering[instance.label] = covering
+        for entry, labels in self._labels:
+            for label in labels:
+                self._covering.setdefault(label, []).append(entry)
 
     def judge(self, result: Result) -> Result:
         """A failure as declared is `known`; a pass that is declared to fail, and another failure than the declared one, fail the run."""
@@ -259,8 +261,7 @@ class Expectations:
                 f"{entry.source} matches nothing: {entry.check!r} has no instance with {values or 'this subject'}; remove it."
             )
         outcomes = {r.label: r for r in results}
-        for entry in self.entries:
-            covered = [label for label, entries in self._covering.items() if entry in entries]
+        for entry, covered in self._labels:
             ran = [outcomes[label] for label in covered if label in outcomes]
             if ran and len(ran) == len(covered) and all(_harmless(r) for r in ran):
                 seen = ", ".join(sorted({r.outcome.value for r in ran}))
@@ -280,6 +281,18 @@ class Expectations:
             if left is not None and 0 <= left <= _SOON:
                 lines.append(f"{entry.source} expires in {left} days ({entry.expires}): {entry.told}")
         return lines
+
+
+def _by_check(instances: Iterable[Instance]) -> dict[str, list[Instance]]:
+    checks: dict[str, list[Instance]] = {}
+    for instance in instances:
+        checks.setdefault(instance.check.id, []).append(instance)
+    return checks
+
+
+def _covered(entry: KnownFailure, checks: Mapping[str, Sequence[Instance]], values: Mapping[str, frozenset[str]]) -> list[str]:
+    """The labels of the instances that an entry is about."""
+    return [i.label for name in fnmatch.filter(checks, entry.check) for i in checks[name] if entry.covers(i, values)]
 
 
 def _harmless(result: Result) -> bool:

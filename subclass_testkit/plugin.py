@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    from subclass_testkit import settings
+    from subclass_testkit import report, settings
     from subclass_testkit.collection import Session
     from subclass_testkit.reporter import Reporter
 
@@ -47,9 +48,14 @@ def pytest_configure(config: pytest.Config) -> None:
         values = settings.read(config.rootpath / "pyproject.toml", lambda name: _option(config, name))
     except (ValueError, TypeError) as error:
         raise pytest.UsageError(str(error)) from error
-    if values["subclass"]:
-        config.pluginmanager.register(Session(config, values), "subclass_testkit_session")
-    config.pluginmanager.register(Reporter(config), "subclass_testkit_reporter")
+    try:
+        for path in values["report"] or ():
+            report.format_of(Path(path))
+        if values["subclass"]:
+            config.pluginmanager.register(Session(config, values), "subclass_testkit_session")
+    except ValueError as error:
+        raise pytest.UsageError(f"--subclass-{error}") from error  # "report=r.pdf: ..." -> "--subclass-report=r.pdf: ..."
+    config.pluginmanager.register(Reporter(config, values), "subclass_testkit_reporter")
 
 
 def _option(config: pytest.Config, name: str) -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from subclass_testkit import report
 from subclass_testkit.collection import CheckItem
 
 if TYPE_CHECKING:
@@ -31,8 +33,9 @@ _STATUS = {
 class Reporter:
     """Carries results in reports (so that they cross xdist's processes), and shows them at the end."""
 
-    def __init__(self, config: pytest.Config) -> None:
+    def __init__(self, config: pytest.Config, settings: dict[str, Any]) -> None:
         self.config = config
+        self.paths = [Path(p) for p in settings["report"] or ()]
         self.results: dict[str, list[Result]] = {}
         self.inherited: dict[str, Run] = {}
         self.shown: set[tuple[str, str, str]] = set()
@@ -108,6 +111,8 @@ class Reporter:
         session = self._session()
         for problem in session.problems if session else ():
             terminalreporter.write_line(f"gate: {problem}", red=True)
+        if self.paths and not self.results and not session:
+            terminalreporter.write_line("no conformance check ran: no report was written", yellow=True)
 
     def _finished(self) -> dict[str, Finished]:
         """Every run with its results, in the fixed order of its instances whatever the order in which they came."""
@@ -135,18 +140,16 @@ class Reporter:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         plugin = self._session()
-        if plugin is None or hasattr(self.config, "workerinput") or self.config.option.collectonly or not plugin.runs:
+        if hasattr(self.config, "workerinput") or self.config.option.collectonly or not self._runs():
             return
         finished = self._finished()
-        ends = [finished[run.spec] for run in plugin.runs]
-        if exitstatus == pytest.ExitCode.OK and (plugin.problems or any(end.problems for end in ends)):
+        problems = plugin.problems if plugin else []
+        if exitstatus == pytest.ExitCode.OK and (problems or any(end.problems for end in finished.values())):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        if plugin.reports:
-            from subclass_testkit import report
-
+        if self.paths and finished:
             interrupted = bool(session.shouldstop or session.shouldfail) or exitstatus == pytest.ExitCode.INTERRUPTED
-            data = report.json.report(ends, interrupted=interrupted, problems=plugin.problems)
-            for path in plugin.reports:
+            data = report.json.report(finished.values(), interrupted=interrupted, problems=problems)
+            for path in self.paths:
                 report.write(path, data)
 
 

@@ -126,6 +126,20 @@ def test_covering_only_refusals_fails() -> None:
     assert not result.ok
 
 
+def test_an_odd_refusal_that_a_strict_run_fails_on_can_be_declared() -> None:
+    from subclass_testkit.known_failures import Expectations
+    from subclass_testkit.suite import Run
+
+    run = Run(report().run.subject, Options(checks=(GLOB,)))
+    instances = list(run.instances.values())
+    odd = instances[0].result(Outcome.REFUSED, notes=["refused by ValueError: ..."])
+    declared = Expectations([KnownFailure(GLOB, reason="r", params=odd.params)], [BROKEN], instances, instances)
+    judged = declared.judge(odd)
+    assert (odd.fails_run(strict=True), judged.fails_run(strict=True)) == (True, False)
+    assert (judged.outcome, judged.known) == (Outcome.REFUSED, "r")
+    assert declared.problems([judged]) == []
+
+
 def test_subclass_chooses_the_subject() -> None:
     assert report(entry(subclass=BROKEN.replace(":", "."))).ok
     assert report(entry(subclass="tests.zoo.*")).ok

@@ -17,6 +17,8 @@ from subclass_testkit.outcome import Outcome, Result
 from subclass_testkit.report import github, model
 from tests.browser import CHROMIUM, Browser
 
+pytestmark = pytest.mark.usefixtures("_claims_are_probed_once")
+
 ROOT = Path(__file__).parent.parent
 HOSTILE = "</script><script>document.title='owned'</script> `|` *bold* <img src=x onerror=alert(1)> & \"quotes\" 'single'"
 SPEC = "pkg.mod.MyTensor"
@@ -354,6 +356,40 @@ def test_pytest_writes_all_formats_and_junit_properties(pytester: pytest.Pyteste
     assert properties["outcome"] == "failed"
     assert properties["level"] == "must"
     assert properties["dtype"] == "float32"
+
+
+def test_inherited_mixins_are_reported_too(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    pytester.makepyfile(
+        """
+        import unittest
+        from subclass_testkit import Options, SlicingTests
+        from tests.zoo.broken.slicing import SelectUsesFirstScale
+
+        class TestBroken(SlicingTests, unittest.TestCase):
+            subject = SelectUsesFirstScale
+            options = Options(checks=("slicing/select",))
+
+        def test_other():
+            pass
+        """
+    )
+    assert pytester.runpytest_inprocess("--subclass-report=r.json").ret == 1
+    (run,) = json.loads((pytester.path / "r.json").read_text())["runs"]
+    assert (run["spec"], run["verdict"]) == ("tests.zoo.broken.slicing.SelectUsesFirstScale", "fail")
+    nothing = pytester.runpytest_inprocess("--subclass-report=n.json", "-k", "test_other")
+    assert "no conformance check ran: no report was written" in nothing.stdout.str()
+    assert not (pytester.path / "n.json").exists()
+
+
+def test_a_run_that_was_stopped_says_so(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    arguments = ["--subclass=tests.zoo.broken.slicing:SelectUsesFirstScale", "--subclass-checks=slicing/select"]
+    pytester.runpytest_inprocess(*arguments, "--subclass-report=r.json", "-x")
+    report = json.loads((pytester.path / "r.json").read_text())
+    assert report["interrupted"]
+    assert report["runs"][0]["deselected"] > 0
+    assert main(["accept", "r.json", "--reason=r"]) == 4
 
 
 def test_the_command_writes_other_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
