@@ -125,9 +125,12 @@ def _accept(arguments: argparse.Namespace) -> int:
         raise ValueError("accept: --reason is missing: say why these failures are accepted, as in --reason='see #12'")
     common = {"reason": reason, "issue": arguments.issue, "expires": arguments.expires, "when": arguments.when}
     entries = accept.accept(data, path, common, arguments.checks)
-    print(f"{len(entries)} entries written to {path}" if entries else "no failure to accept: nothing was written")
-    if entries:
-        print(accept.listed(entries))
+    if not entries:
+        print("no failure to accept: nothing was written")
+    else:
+        print(
+            f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'} written to {path}:", accept.listed(entries), sep="\n"
+        )
     return EXIT_OK
 
 

@@ -273,14 +273,18 @@ class Expectations:
         known = [r for r in results if r.outcome is Outcome.KNOWN]
         if not self.entries and not self.idle:
             return []
-        lines = [f"known failures: {len(self.entries)} entries, {len(known)} instances"]
+        lines = [f"known failures: {_count(self.entries, 'entry', 'entries')}, {_count(known, 'instance', 'instances')}"]
         if self.idle:
             lines[0] += f"; {len(self.idle)} not in force here ({', '.join(sorted({e.when for e in self.idle}))})"
         for entry in self.entries:
             left = entry.expiry.days_left() if entry.expiry else None
             if left is not None and 0 <= left <= _SOON:
-                lines.append(f"{entry.source} expires in {left} days ({entry.expires}): {entry.told}")
+                lines.append(f"{entry.source} expires in {_count(range(left), 'day', 'days')} ({entry.expires}): {entry.told}")
         return lines
+
+
+def _count(things: Sequence[object], one: str, many: str) -> str:
+    return f"{len(things)} {one if len(things) == 1 else many}"
 
 
 def _by_check(instances: Iterable[Instance]) -> dict[str, list[Instance]]:

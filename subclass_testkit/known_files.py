@@ -19,6 +19,7 @@ except ImportError:  # Python 3.10
 
 _TABLE = "tool.subclass_testkit"
 _KEYS = ("known_failures", "extends")
+_LINE = 90  # a longer list stands on several lines
 
 
 def load(known: str | Path | Iterable[KnownFailure | Mapping[str, Any]], owner: str) -> list[KnownFailure]:
@@ -157,7 +158,9 @@ def _value(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # a JSON string is a TOML string but for DEL
     if isinstance(value, Sequence):
-        return "[" + ", ".join(map(_value, value)) + "]"
+        items = [_value(v) for v in value]
+        line = ", ".join(items)
+        return f"[{line}]" if len(line) <= _LINE else "[\n" + "".join(f"    {item},\n" for item in items) + "]"
     return str(value)  # a date
 
 

@@ -193,9 +193,12 @@ def test_texts_survive_being_written(folder: Path) -> None:
     odd = "w[\"a\\b\"] = 'x' é \t # \x7f [[known_failures]]\nnext"
     path = folder / "k.toml"
     known_files.append(path, [{"subclass": "a.b", "check": "c/d", "params": {"case": [odd]}, "reason": odd}])
-    known_files.append(path, [{"subclass": "a.b", "check": "e/f", "reason": "second"}])
+    many = [f"w[{i}] and more text" for i in range(9)]
+    known_files.append(path, [{"subclass": "a.b", "check": "e/f", "params": {"case": many}, "reason": "second"}])
+    assert max(map(len, path.read_text().splitlines())) < 100
     first, second = known_files.read(path)
     assert (first.params, first.reason, second.reason) == ({"case": [odd]}, odd, "second")
+    assert second.params == {"case": many}
     known_files.remove(path, [1])
     assert [e.reason for e in known_files.read(path)] == ["second"]
 
