@@ -56,6 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     starting.add_argument("subclass", help="pkg.mod.Name or pkg.mod:Name")
     starting.add_argument("--print", action="store_true", help="print the files instead of writing them")
     add("doctor", _doctor, "what this environment can check, and what it lacks")
+    completing = add("completion", _completion, "print a script that completes this command in a shell")
+    completing.add_argument("shell", help="bash, zsh or fish")
     return parser
 
 
@@ -178,6 +180,13 @@ def _doctor(_: argparse.Namespace) -> int:
     answers = doctor.examine()
     print(doctor.render(answers))
     return EXIT_BAD if any(a.needed and not a.there for a in answers) else EXIT_OK
+
+
+def _completion(arguments: argparse.Namespace) -> int:
+    from subclass_testkit.commands.completion import script
+
+    print(script(_parser(), arguments.shell), end="")
+    return EXIT_OK
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from subclass_testkit import Options, check_subclass, expect, known_files
 from subclass_testkit import report as reports
@@ -359,7 +360,10 @@ def test_init_writes_files_that_run(folder: Path, capsys: pytest.CaptureFixture[
     test = folder / "tests" / "test_row_int8_conformance.py"
     workflow = folder / ".github" / "workflows" / "conformance.yml"
     assert str(test) in capsys.readouterr().out
-    assert f"--subclass={ROW}" in workflow.read_text()
+    (job,) = yaml.safe_load(workflow.read_text())["jobs"].values()
+    command = next(s["run"] for s in job["steps"] if "pytest" in s.get("run", ""))
+    assert command.startswith(f"pytest --subclass={ROW} --subclass-claims=inference,training")
+    assert "\n" not in command.strip()
     assert "training" in test.read_text()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     arguments = ["-q", "-p", "no:cacheprovider", "-k", "test_slicing_select__w_3", str(test)]
@@ -394,3 +398,33 @@ def test_exit_codes(arguments: list[str], code: int, capsys: pytest.CaptureFixtu
 def test_annotate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["annotate", save(folder / "r.json", data())]) == 0
     assert capsys.readouterr().out.startswith("::error file=pkg/mod.py,line=3,title=MyTensor equivalence/unary::")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["exp"], {"explain"}),
+        (["accept", "--rea"], {"--reason"}),
+        (["explain", "slicing/sel"], {"slicing/select"}),
+        (["report", "mine.j"], {"mine.json"}),
+        (["completion", "z"], {"zsh"}),
+    ],
+)
+def test_bash_completes(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], expected: set[str]) -> None:
+    (folder / "mine.json").touch()
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    script += (
+        f'COMP_WORDS=(subclass-testkit {" ".join(words)}); COMP_CWORD={len(words)}; _subclass_testkit; echo "${{COMPREPLY[@]}}"'
+    )
+    answer = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert set(answer.stdout.split()) == expected
+
+
+def test_other_shells_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "zsh"]) == 0
+    assert "bashcompinit" in capsys.readouterr().out
+    assert main(["completion", "fish"]) == 0
+    assert "-l reason" in capsys.readouterr().out
+    assert main(["completion", "fsh"]) == 4
+    assert "did you mean 'fish'?" in capsys.readouterr().err

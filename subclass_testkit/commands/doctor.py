@@ -59,7 +59,7 @@ def _torch() -> Iterator[Answer]:
     reason = can_fork()
     yield Answer(not reason, "isolation", reason or "checks run in child processes: a crash or a hang becomes a finding")
     yield Answer(
-        cores() > 1, "second process", f"{cores()} processors" + ("" if cores() > 1 else ": a run takes twice as long")
+        cores() > 1, "processors", f"{cores()}: a second process works ahead" if cores() > 1 else "1: a run takes twice as long"
     )
     compiler = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "")
     yield Answer(bool(compiler), "C++ compiler", compiler or "the tier `full` compiles with inductor, which needs one")
