@@ -18,7 +18,6 @@ import torch
 from subclass_testkit import adapters, check_subclass
 from subclass_testkit.api import Report
 from subclass_testkit.outcome import Outcome, Result
-from subclass_testkit.report import json
 from subclass_testkit.report.terminal import group_failures
 
 ROOT = Path(__file__).parent.parent
@@ -46,7 +45,7 @@ def main() -> int:
         report = check_subclass(path)
         reports.append((path, report, time.perf_counter() - start))
         if arguments.json:
-            json.write(arguments.json / f"{path}.json", report.to_json())
+            report.save(arguments.json / f"{path}.json")
         print(_row(path, report), f"({reports[-1][2]:.0f} s)", flush=True)
     if not only:
         _write(ROOT / "docs" / "findings.md", _document(reports))

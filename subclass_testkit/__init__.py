@@ -12,6 +12,8 @@ _HOME = {
     "check_subclass": "api",
     "Options": "instances",
     "Report": "api",
+    "KnownFailure": "known_failures",
+    "known_failure": "known_failures",
     "CLAIMS": "check",
     "ConformanceTests": "checks",
     "ClaimTests": "checks",
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from subclass_testkit.check import CLAIMS as CLAIMS
     from subclass_testkit.checks import *  # noqa: F403
     from subclass_testkit.instances import Options as Options
+    from subclass_testkit.known_failures import KnownFailure as KnownFailure
+    from subclass_testkit.known_failures import known_failure as known_failure
     from subclass_testkit.subject import Subject as Subject
     from subclass_testkit.subject import SubjectError as SubjectError
 

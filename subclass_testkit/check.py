@@ -6,6 +6,7 @@ import difflib
 import fnmatch
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast, get_args
@@ -32,6 +33,8 @@ CLAIMS: dict[str, str] = {
     "fsdp2": "it has the two all-gather hooks of fully_shard",
 }
 
+FIRST_RULES = "2026.12"  # the rule set that checks without another `since` belong to
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -51,6 +54,7 @@ class Check:
         axes: which of the subject's axes it runs over (see ``suite.expand``).
         timeout: seconds after which it counts as hanging.
         upstream: known issues of torch itself that show when the control fails as well.
+        since: the rule set (``YYYY.MM``) that it came with; ``--subclass-rules`` leaves out what is newer.
         of_parameters: it is about parameters of modules, which not every tensor is for (``Subject(parameter=False)``).
     """
 
@@ -70,6 +74,7 @@ class Check:
     upstream: str
     of_parameters: bool
     function: str
+    since: str = FIRST_RULES
 
 
 def check_id(group: str, function: str) -> str:
@@ -91,6 +96,7 @@ def check(
     timeout: float = 30.0,
     upstream: str = "",
     of_parameters: bool = False,
+    since: str = FIRST_RULES,
 ) -> Callable[[_F], _F]:
     """Mark a mixin's method as a check. The method's docstring is the rule.
 
@@ -110,6 +116,8 @@ def check(
         for value, allowed in ((level, Level), (tier, Tier), (axes, Axes)):
             if value not in get_args(allowed):
                 raise ValueError(f"{where}: {value!r} is none of {', '.join(get_args(allowed))}")
+        if not re.fullmatch(r"\d{4}\.(0[1-9]|1[0-2])", since):
+            raise ValueError(f"{where}: since is a year and month, as in {FIRST_RULES!r}, got {since!r}")
         function.__check__ = {  # type: ignore[attr-defined]  # functions carry attributes; parameterized keeps them
             "level": level,
             "needs": tuple(needs),
@@ -125,6 +133,7 @@ def check(
             "upstream": upstream,
             "of_parameters": of_parameters,
             "function": function.__name__,
+            "since": since,
         }
         function.__check_cases__ = {}  # type: ignore[attr-defined]  # method name -> case, filled by `over`
         return function

@@ -19,7 +19,11 @@ ISOLATE = ("hazardous", "all", "none")
 
 @dataclass(frozen=True)
 class Options:
-    """How a run is made. ``claims`` are demanded in addition to what the subject declares; ``checks`` are globs of ids."""
+    """How a run is made.
+
+    ``claims`` are demanded in addition to what the subject declares; ``checks`` are globs of ids; ``rules`` is the newest rule set
+    whose checks run.
+    """
 
     claims: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
@@ -27,6 +31,11 @@ class Options:
     strict: bool = False
     isolate: str = "hazardous"
     seed: int = 0
+    rules: str = ""
+
+    def has(self, info: Check) -> bool:
+        """Whether the rule set has this check; without ``rules``, all are had."""
+        return not self.rules or info.since <= self.rules
 
 
 @dataclass(frozen=True)
@@ -67,18 +76,20 @@ def expand(subject: Subject, options: Options, mixins: tuple[type[CheckGroup], .
     kept = set(select(dict.fromkeys(ids), options.checks)) if options.checks else set(ids)
     for mixin in mixins:
         for info, method, argument in group_checks(mixin):
-            if info.id in kept and info.tier in tiers:
+            if info.id in kept and info.tier in tiers and options.has(info):
                 yield from _at_points(subject, info, mixin, method, argument)
 
 
-def dependencies(subject: Subject, instances: list[Instance], mixins: tuple[type[CheckGroup], ...]) -> Iterator[Instance]:
+def dependencies(
+    subject: Subject, options: Options, instances: list[Instance], mixins: tuple[type[CheckGroup], ...]
+) -> Iterator[Instance]:
     """The instances of all checks that a selected one depends on, selected themselves or not."""
     wanted = {other for instance in instances for other in instance.check.depends}
     while more := {other for name in wanted for other in registry()[name].depends} - wanted:
         wanted |= more
     for mixin in mixins:
         for info, method, argument in group_checks(mixin):
-            if info.id in wanted:
+            if info.id in wanted and options.has(info):
                 yield from _at_points(subject, info, mixin, method, argument)
 
 
@@ -125,6 +136,9 @@ def validated(options: Options) -> Options:
     for name, value, allowed in (("tier", options.tier, TIERS), ("isolate", options.isolate, ISOLATE)):
         if value not in allowed:
             raise ValueError(f"{name}: {value!r} is none of {', '.join(allowed)}{did_you_mean(value, allowed)}")
+    known = sorted({info.since for info in registry().values()})
+    if options.rules and options.rules not in known:
+        raise ValueError(f"rules: there is no rule set {options.rules!r}{did_you_mean(options.rules, known)}")
     for claim in options.claims:
         if claim not in CLAIMS:
             raise ValueError(f"claims: unknown claim {claim!r}{did_you_mean(claim, CLAIMS)}")

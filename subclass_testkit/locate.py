@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import sys
 from collections import Counter
@@ -39,6 +40,13 @@ class SubjectCode:
             if file.startswith(folder):
                 return str(Path(file).relative_to(Path(folder).parent))
         return Path(file).name
+
+    def definition_of(self, cls: type) -> str:
+        """``mypkg/tensor.py:12``: where the class is defined; empty where there is no source."""
+        try:
+            return f"{self.short(inspect.getsourcefile(cls) or '')}:{inspect.getsourcelines(cls)[1]}"
+        except (OSError, TypeError):
+            return ""
 
     def line_of(self, error: BaseException) -> str:
         """``mypkg/tensor.py:120, in _slice: scale = scale[start]``: the innermost line of the subject's own; empty if there is none.

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Level = Literal["must", "should", "preview"]
+STALE = "known:passed"  # the kind of a result that passed, though it is declared to fail
 
 
 class Outcome(str, enum.Enum):
@@ -65,7 +66,11 @@ class NotClaimed(Exception):
 
 @dataclass
 class Result:
-    """One check instance after it ran. ``where`` is the place in the subject's own code, if known."""
+    """One check instance after it ran.
+
+    ``where`` is the place in the subject's own code, if known; ``known`` the reason of the known failure that it is; ``gate`` what is
+    wrong with the known failure that is declared for it.
+    """
 
     id: str
     level: Level
@@ -78,6 +83,13 @@ class Result:
     where: str = ""
     reproduction: str = ""
     notes: list[str] = field(default_factory=list)
+    known: str = ""
+    gate: str = ""
+
+    @property
+    def broken(self) -> bool:
+        """Whether the rule doesn't hold, declared or not: checks that depend on this one say nothing."""
+        return self.outcome in (Outcome.FAILED, Outcome.KNOWN) and self.kind != STALE
 
     @property
     def cause(self) -> tuple[str, str]:
@@ -91,6 +103,8 @@ class Result:
 
     def fails_run(self, strict: bool = False) -> bool:
         """Whether this result makes the run fail (``strict``: should-level findings too)."""
+        if self.gate:
+            return True
         if self.outcome is Outcome.FAILED:
             return self.level == "must" or (strict and self.level == "should")
         return strict and bool(self.notes) and self.outcome in (Outcome.PASSED, Outcome.REFUSED)

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from subclass_testkit import claims, control
+from subclass_testkit.check import group_checks
 from subclass_testkit.checks import MIXINS
 from subclass_testkit.checks.base import Case, CheckGroup
 from subclass_testkit.claims import Claim
 from subclass_testkit.execution import asks_control, control_result, execute, judged, locate, weighed
 from subclass_testkit.instances import Instance, Options, dependencies, expand
 from subclass_testkit.isolation import Ahead, Worker, WorkerDied, can_fork, cores, warm_up
+from subclass_testkit.known_failures import Expectations, KnownFailure, check_ids
 from subclass_testkit.locate import SubjectCode
 from subclass_testkit.outcome import Outcome, Result
 from subclass_testkit.subject import Subject
@@ -38,6 +40,7 @@ class Run:
     spec: str = ""
     results: dict[str, Result] = field(default_factory=dict, repr=False)
     facts: dict[str, Any] = field(default_factory=dict, repr=False)
+    known: Sequence[KnownFailure] = ()
 
     def __post_init__(self) -> None:
         if self.options.claims:
@@ -45,8 +48,10 @@ class Run:
             self.subject = replace(self.subject, claims=declared)
         mixins = self.mixins or MIXINS
         self.instances: dict[str, Instance] = {i.label: i for i in expand(self.subject, self.options, mixins)}
-        others = dependencies(self.subject, list(self.instances.values()), MIXINS)
+        others = dependencies(self.subject, self.options, list(self.instances.values()), MIXINS)
         self._known: dict[str, Instance] = {**{i.label: i for i in others}, **self.instances}
+        self._expectations: Expectations | None = None
+        check_ids(self.known, self._ids())
         self._claims: dict[str, Claim] | None = None
         self._worker: Worker | None = None
         self._ahead: Ahead | None = None
@@ -58,6 +63,34 @@ class Run:
         reason = can_fork()
         if reason and self.isolate != "none":
             self.isolate, self.isolation_note = "none", f"checks run in this process: {reason}"
+
+    # --- known failures
+
+    @property
+    def expectations(self) -> Expectations:
+        """The known failures that are about this subject."""
+        if self._expectations is None:
+            names = {self.spec or self.subject.title, self.subject.title}
+            mixins = dict.fromkeys((*MIXINS, *(self.mixins or ())))
+            everything = expand(self.subject, Options(tier="full"), tuple(mixins)) if self.known else ()
+            self._expectations = Expectations(self.known, names, self._known.values(), everything)
+        return self._expectations
+
+    def declare(self, known: Sequence[KnownFailure]) -> None:
+        """Take these known failures instead of those given before.
+
+        Raises:
+            ValueError: one names no check.
+        """
+        check_ids(known, self._ids())
+        self.known, self._expectations = known, None
+
+    def _ids(self) -> set[str]:
+        return {info.id for mixin in (*MIXINS, *(self.mixins or ())) for info, _, _ in group_checks(mixin)}
+
+    def problems(self, results: Sequence[Result]) -> list[str]:
+        """What fails the run besides its results: known failures that are expired or cover nothing."""
+        return self.expectations.problems(results)
 
     # --- running
 
@@ -89,8 +122,8 @@ class Run:
         """The result of an instance; it runs once."""
         if label not in self.results:
             instance = self._known[label]
-            result = self._run(instance)
-            if result.outcome is Outcome.FAILED and not result.where:
+            result = self.expectations.judge(self._run(instance))
+            if result.outcome is Outcome.FAILED and result.broken and not result.where:
                 result.where = self._locate(instance, result)
             self.results[label] = result
         return self.results[label]
@@ -112,7 +145,7 @@ class Run:
         if unasked is not None:
             return unasked
         for dependency in self._dependencies(instance):
-            if self.run(dependency.label).outcome is Outcome.FAILED:
+            if self.run(dependency.label).broken:
                 return instance.result(Outcome.BLOCKED, message=f"{dependency.label} failed")
         own = instance.check.own_process or self.isolate == "all"
         if self.isolate == "none":

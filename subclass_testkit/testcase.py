@@ -33,13 +33,15 @@ def expand_test_case(cls: type) -> None:
     if subject is None or isinstance(inspect.getattr_static(cls, "subject"), property):
         return
 
+    from subclass_testkit import known_files
     from subclass_testkit.instances import Options, validated
     from subclass_testkit.resolve import resolve
     from subclass_testkit.suite import Run
 
     options = validated(cast(Any, cls).__dict__.get("options") or getattr(cls, "options", None) or Options())
-    run = Run(resolve(subject), options, tuple(mixins))
     test_case = cast(Any, cls)
+    known = known_files.load(getattr(cls, "known_failures", ()), cls.__qualname__)
+    run = Run(resolve(subject), options, tuple(mixins), known=known)
     test_case.conformance = run
     for label, name in method_names(run).items():
         setattr(cls, name, _method(run, run.instances[label], name))
@@ -101,7 +103,7 @@ def report(test: unittest.TestCase, run: Run, result: Result) -> None:
     if result.outcome is Outcome.FAILED:
         test.skipTest(f"{result.level}: {result.message}")
     if result.outcome is not Outcome.PASSED:
-        test.skipTest(f"{result.outcome.value}: {result.message}")
+        test.skipTest(f"{result.outcome.value}: {result.known or result.message}")
 
 
 def _close_with_class(cls: type, run: Run) -> None:
@@ -113,5 +115,7 @@ def _close_with_class(cls: type, run: Run) -> None:
             original(klass)
         finally:
             run.close()
+        if problems := run.problems(run.finished()):
+            raise AssertionError("\n".join(["the known failures are not as declared:", *problems]))
 
     cast(Any, cls).tearDownClass = classmethod(tearDownClass)

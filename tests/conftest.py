@@ -34,3 +34,22 @@ def _one_compile_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     import os
 
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
+
+
+@pytest.fixture
+def _claims_are_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that run the same subject again and again, about something else than its claims."""
+    from subclass_testkit.claims import Claim
+    from subclass_testkit.suite import Run
+
+    def probe(run: Run, name: str) -> Claim:
+        key = (run.subject.cls, run.subject.declared, name)
+        if key not in _PROBED:
+            _PROBED[key] = original(run, name)
+        return _PROBED[key]
+
+    original = Run._probe
+    monkeypatch.setattr(Run, "_probe", probe)
+
+
+_PROBED: dict[object, object] = {}

@@ -30,7 +30,7 @@ def _importable_zoo(monkeypatch: pytest.MonkeyPatch) -> None:
         ([f"--subclass={TWO}", "--subclass-tier=quik"], "did you mean 'quick'?"),
         ([f"--subclass={TWO}", "--subclass-isolate=al"], "did you mean 'all'?"),
         ([f"--subclass={TWO}", "--subclass-claims=trainng"], "did you mean 'training'?"),
-        ([f"--subclass={TWO}", "--subclass-report=r.jsn"], "the ending must be one of .json"),
+        ([f"--subclass={TWO}", "--subclass-report=r.jsn"], "the ending must be one of .badge.json"),
         ([f"--subclass={TWO}", "--subclass-seed=x"], "invalid int value"),
     ],
 )

@@ -6,9 +6,10 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from subclass_testkit.outcome import Outcome, Result
+from subclass_testkit.outcome import STALE, Outcome, Result, totals
 
 if TYPE_CHECKING:
+    from subclass_testkit.finished import Finished
     from subclass_testkit.suite import Run
 
 _WIDTH = 110
@@ -69,14 +70,36 @@ def table(results: Sequence[Result]) -> list[str]:
     return lines
 
 
-def verdict(results: Sequence[Result], strict: bool) -> str:
+def sums(results: Sequence[Result]) -> str:
+    """``selected 12 = passed 10 + failed 1 + known 1 + refused 0 + ...``: every instance in exactly one outcome."""
+    selected, *outcomes = totals(results).items()
+    return f"selected {selected[1]} = " + " + ".join(f"{name} {count}" for name, count in outcomes)
+
+
+def closing(end: Finished) -> list[str]:
+    """The end of a run: the table, what is worth reading, what fails the gate, and the verdict."""
+    results, strict = end.results, end.run.options.strict
+    lines = [*table(results), "", sums(results), *end.run.expectations.summary(results), "", *notes(results)]
+    for group in group_failures(r for r in results if r.outcome is Outcome.FAILED and not r.fails_run(strict)):
+        more = f" (and {len(group) - 1} more)" if len(group) > 1 else ""
+        lines.append(" ".join(f"should: {group[0].label}: {group[0].message}{more}".split()))
+    return [*lines, *(f"gate: {problem}" for problem in end.problems), verdict(end)]
+
+
+def verdict(end: Finished) -> str:
     """One sentence: whether the run failed, and by how many distinct findings."""
-    failing = [r for r in results if r.fails_run(strict)]
+    results = end.results
+    failing = [r for r in results if r.fails_run(end.run.options.strict)]
     if not results:
         return "FAIL: no check was selected, so nothing is proved."
+    if not failing and end.problems:
+        return f"FAIL: {len(end.problems)} {'problem' if len(end.problems) == 1 else 'problems'} of the gate."
     if not failing:
         advice = sum(r.outcome is Outcome.FAILED for r in results)
         return "PASS" + (f", with {advice} should-level findings" if advice else "") + "."
+    stale = sum(bool(r.gate) for r in failing)
+    if stale == len(failing):
+        return f"FAIL: {stale} instances are not as the known failures declare."
     checks = len({r.id for r in failing})
     findings, causes = len(group_failures(failing)), len({r.cause for r in failing})
     fewer = f", {causes} distinct causes" if causes < findings else ""
@@ -95,11 +118,16 @@ def failure_text(run: Run, result: Result, others: Sequence[Result] = ()) -> str
     """One finding, as design says: what was seen, the rule, why it matters, the likely cause, and how to reproduce it."""
     from subclass_testkit.check import registry
 
+    if result.kind == STALE:
+        entry = [f"FAILED {result.label} {result.level}", *_wrap("", result.message), f"  Rerun     {rerun(run, result)}"]
+        return "\n".join(entry)
     info = registry().get(result.id)
     params = ", ".join(f"{k}={v}" if k in ("case", "variant") else v for k, v in result.params.items())
     lines = [f"FAILED {result.id} [{params}] {result.level}", *_wrap("", result.message)]
     if info is not None:
         lines += [*_wrap("Rule", info.rule), *_wrap("Why", info.why)]
+    if result.gate:
+        lines += _wrap("Known", result.gate)
     if result.where:
         lines += _wrap("Code", result.where)
     if result.diagnosis:
@@ -151,8 +179,9 @@ def _wrap(label: str, text: str) -> list[str]:
     ) or [start]
 
 
-def render(run: Run, results: Sequence[Result]) -> str:
+def render(end: Finished) -> str:
     """The whole report as text: header, findings, table, verdict."""
+    run, results = end.run, end.results
     lines = [*header(run), ""]
     failures = [r for r in results if r.outcome is Outcome.FAILED]
     shown: dict[tuple[str, str], Result] = {}
@@ -160,8 +189,8 @@ def render(run: Run, results: Sequence[Result]) -> str:
         first = shown.setdefault(group[0].cause, group[0])
         text = failure_text(run, group[0], group[1:]) if first is group[0] else short_text(run, group[0], first)
         lines += [text, ""]
-    lines += [*table(results), "", *notes(results), f"{run.subject.title}: {verdict(results, run.options.strict)}"]
-    return "\n".join(lines)
+    *ending, last = closing(end)
+    return "\n".join([*lines, *ending, f"{run.subject.title}: {last}"])
 
 
 def notes(results: Sequence[Result]) -> list[str]:

@@ -1,0 +1,1 @@
+"""What the `subclass-testkit` command does, a file for each concern."""
