@@ -14,6 +14,7 @@ import argparse
 import ast
 import contextlib
 import copy
+import functools
 import json
 import multiprocessing
 import os
@@ -25,6 +26,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,6 +59,8 @@ SUBJECTS = (
     ("linear_arguments.py", ("Int8Tensor",)),
     ("block_strided.py", ("Int8Tensor", "UintxTensor")),
     ("kernels/linear_gradients.py", ("Int8Tensor",)),
+    ("mixed_precision.py", ("Int8MixedPrecisionTensor",)),
+    ("kernels/int8_matmul.py", ("Int8MixedPrecisionTensor",)),
     ("affine.py", ("AffineQuantizedTensor",)),
     ("layouts/plain.py", ("AffineQuantizedTensor",)),
     ("layouts/uintx.py", ("AffineQuantizedTensor",)),
@@ -349,7 +353,9 @@ def run_all(arguments: argparse.Namespace) -> None:
     order: Counter[str] = Counter(d["killed"] for d in done.values() if d.get("killed"))
     folder = Path(arguments.results + ".baseline")
     folder.mkdir(exist_ok=True)
-    usual = {subject: baseline(subject, folder) for subject in sorted({s for m in chosen for s in subjects_of[m["file"]]})}
+    subjects = sorted({s for m in chosen for s in subjects_of[m["file"]]})
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        usual = dict(zip(subjects, pool.map(functools.partial(baseline, folder=folder), subjects), strict=True))
     fork = multiprocessing.get_context("fork")
     shares = [chosen[job :: arguments.jobs] for job in range(arguments.jobs)]
     workers = [fork.Process(target=work_through, args=(share, usual, order, results)) for share in shares]

@@ -89,7 +89,7 @@ class CloneChecks(CheckGroup):
             likely="the copy shares an inner tensor with it.",
         )
 
-    @over("copy.deepcopy({})", "pickle.loads(pickle.dumps({}))", "copy.copy({})")
+    @over("copy.deepcopy(w)", "pickle.loads(pickle.dumps(w))", "copy.copy(w)")
     @check(
         axes="variant",
         why="modules are copied for EMA, and saved whole",
@@ -101,7 +101,7 @@ class CloneChecks(CheckGroup):
         script = self.script()
         _kept.need_pickle(script, template)
         for grad in (True, False):
-            expression = template.format(f"nn.Parameter(w, {grad})")
+            expression = template.replace("(w)", f"(nn.Parameter(w, {grad}))")
             script.run(f"v = {expression}")
             script.expect("isinstance(v, nn.Parameter)", f"{expression} is no nn.Parameter.", kind="class")
             script.expect(

@@ -49,6 +49,7 @@ OTHERS = (
     ("a slice", "to_plain", "w", "w[8:16]"),
     ("the rows after it", "to_plain", "w[0:8]", "w[8:16]"),
     ("the transpose", "to_plain", "w", "w.t()"),
+    ("another source", "linear", "w", "v"),
     ("plain values", "linear", "w", "d"),
     ("the subclass after plain values", "linear", "d", "w"),
 )

@@ -29,6 +29,9 @@ LAYOUTS = (
     ("every second column", "({}).repeat_interleave(2, 1)[:, ::2]"),
     ("expanded row", "({})[:1].expand(5, -1)"),
     ("offset", "torch.cat([({}), ({})])[5:]"),
+    ("3-D transposed", "torch.stack([({}), ({}) * 2]).transpose(0, 1)"),
+    ("3-D every second", "torch.stack([({}), ({}) * 2]).repeat_interleave(2, 1)[:, ::2]"),
+    ("4-D transposed", "torch.stack([({}), ({}) * 2])[None].transpose(1, 2)"),
 )
 
 WEIGHTS = ("zero row", "outlier", "all positive", "constant", "tiny row", "all negative")
@@ -109,6 +112,13 @@ LOOKUPS = (
     "w.index_select(0, i)",
     "torch.index_select(w, dim=0, index=i)",
     "w.index_select(-1, i)",
+    "w.index_select(-2, i)",
+    "w.index_select(-2, torch.arange(w.shape[0]).roll(1))",
+    "w[torch.arange(w.shape[0]).roll(1)]",
+    "w.index_select(1, torch.arange(w.shape[1]).flip(0))",
+    "w.flip(0)",
+    "w.flip(-1)",
+    "w.roll(1, 0)",
     "w[i]",
     "w[:, i]",
     "w[i, i]",

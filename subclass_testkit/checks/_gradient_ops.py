@@ -9,6 +9,7 @@ LAYOUTS = (
     ("x transposed", "({x}).t().contiguous().t()", "{g}"),
     ("x every second row", "({x}).repeat_interleave(2, 0)[::2]", "{g}"),
     ("grad transposed", "{x}", "({g}).t().contiguous().t()"),
+    ("3-D transposed", "torch.stack([({x}), ({x}) * 2]).transpose(0, 1)", "torch.stack([({g}), ({g}) * 2]).transpose(0, 1)"),
     ("grad of one number", "{x}", "torch.full((1, 1), 2.0, dtype=({g}).dtype).expand(5, {n})"),
     ("grad of one row", "{x}", "({g})[:1].expand(5, -1)"),
     ("grad every second column", "{x}", "({g}).repeat_interleave(2, 1)[:, ::2]"),
@@ -112,6 +113,7 @@ SEQUENCES = (
     ("post-accumulate hook", "p.register_post_accumulate_grad_hook(lambda t: t.grad.mul_(3))\n{0}.backward(g)"),
     ("checkpoint", "torch.utils.checkpoint.checkpoint(lambda x: {0}, x, use_reentrant=False).backward(g)"),
     ("saved on cpu", "with torch.autograd.graph.save_on_cpu():\n    out = {0}\nout.backward(g)"),
+    ("autograd.grad beside a .grad", "{0}.backward(g)\n_ = torch.autograd.grad({0}, p, g)"),
     ("chunks of the batch", "F.linear(x[:2], p).backward(g[:2])\nF.linear(x[2:], p).backward(g[2:])"),
 )
 # contexts that pack what autograd saves

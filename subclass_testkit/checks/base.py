@@ -14,6 +14,7 @@ import torch
 from subclass_testkit import oracle
 from subclass_testkit.checks._bounds import BoundedGroup, detached
 from subclass_testkit.checks._case import Case
+from subclass_testkit.diagnosis import guess
 from subclass_testkit.oracle import EXACT, Tolerance
 from subclass_testkit.outcome import CheckFailed, CheckSkipped, Finding, NotClaimed, Refused
 from subclass_testkit.script import (
@@ -225,9 +226,10 @@ class CheckGroup(BoundedGroup):
                 continue
             if oracle.compare(actual, value, bound if not isinstance(bound, list | tuple) else None, "") is None:
                 return f"the result equals {sentence}."
-        if isinstance(got, self.subject.cls):
-            return _inner_story(script["w"], got)
-        return ""
+        story = _inner_story(script["w"], got) if isinstance(got, self.subject.cls) else ""
+        plainly = isinstance(actual, torch.Tensor) and isinstance(want, torch.Tensor)
+        guessed = guess(actual, want, bound if isinstance(bound, torch.Tensor) else None) if plainly else ""
+        return " ".join(part for part in (guessed, story) if part)
 
 
 @dataclass(frozen=True)

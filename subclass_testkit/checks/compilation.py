@@ -128,6 +128,8 @@ class CompilationTests(CompiledValueChecks):
         """Code compiled for one tensor isn't reused for one with another context, dtype, shape or class."""
         self.matrix()
         script = self.script(x=self.x())
+        if second == "v":
+            script.run(f"v = {self.made(f'({self.hp(3)}) * 3')}")
         self._guard(script, what, self.operation(text), first, second)
 
     def _guard(self, script: Script, what: str, code: str, first: str, second: str) -> None:

@@ -156,6 +156,33 @@ class EquivalenceTests(EquivalenceGroup):
             f"with {mode}:\n    out = {self.linear(b='b')}\nout", tolerance=self.linear_tolerance(), x=self.x(), b=self.bias()
         )
 
+    @over("torch.enable_grad()", "torch.no_grad()", "torch.inference_mode()")
+    @check(
+        axes="variant",
+        needs=("inference",),
+        why="checkpoints are loaded, and adapters merged, into weights that have been used: a cache of the old values lives on",
+        fix="don't keep dequantized values, or compare the version counters of the inner tensors before they are used",
+    )
+    def test_linear_after_a_write(self, mode: str) -> None:
+        """After a write into a weight that was used before, a linear has the written values."""
+        self.need_shape(len(self.shape) == 2, "linear takes a matrix")
+        script = self.script(x=self.x(), source=self.hp(seed=3) + " * -2")
+        use = f"with {mode}:\n    out = {self.linear()}"
+        script.run(f"{use}\nwith torch.no_grad(): _ = w.copy_(source)\n{use}")
+        magnitude = script["x"].double().abs() @ script.value("plain(w)", extend=False).double().abs().t()
+        extra = None
+        if self.case.rounding:
+            x, w = (t.double().abs() for t in (script["x"], script.value("plain(w)", extend=False)))
+            extra = (x + self.case.rounding.step("x", x)) @ (w + self.case.rounding.step("w", w)).t() - magnitude
+        bound = oracle.multilinear_bound(magnitude, self.dtype, self.in_features, extra)
+        script.equal(
+            "out",
+            self.linear(w="plain(w)"),
+            label=f"{self.linear()} after w.copy_(source), where it had run before,",
+            bound=bound,
+            likely="the linear keeps the dequantized weight of its first call.",
+        )
+
     @check(
         level="should",
         axes="variant",

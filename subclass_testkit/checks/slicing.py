@@ -74,6 +74,7 @@ class SlicingTests(ViewValueChecks):
             likely="the view holds a copy of the data.",
         )
         mask = self._mask(window, changed)
+        self._written(script, window)
         outside = script["after"][~mask]
         if not oracle.same_bits(outside, script["before"][~mask]):
             n = int((outside != script["before"][~mask]).sum())
@@ -83,6 +84,23 @@ class SlicingTests(ViewValueChecks):
                 likely="the write replaced a scale that the view shares with elements outside of it.",
                 assertion="raise AssertionError('elements outside the view changed: compare before and after')",
             )
+
+    def _written(self, script: Script, window: str) -> None:
+        """The window shows the written values, to within a requantization of the base."""
+        wanted = script["before"].clone()
+        execute(f"{_on_plain(window)}.copy_({window.replace('w', 'source', 1)} * 0.75)", {**script.ns, "d": wanted})
+        # with new scales, or with the old ones
+        bounds = [torch.as_tensor(self.requantization(script, t), dtype=torch.float64) for t in (wanted, script["before"])]
+        rounding = wanted.double().abs() * torch.finfo(wanted.dtype).eps * 4
+        slack = (bounds[0] + bounds[1]).expand(wanted.shape) + rounding
+        written = window.replace("w", "source", 1)
+        script.equal(
+            "v",
+            f"{written} * 0.75",
+            label=f"v = {window} after v.copy_({written} * 0.75)",
+            bound=execute(_on_plain(window), {"d": slack, "torch": torch}),
+            likely="the write quantizes along another dimension than the one along which the view reads its scales.",
+        )
 
     def _write(self, script: Script, window: str) -> None:
         try:
