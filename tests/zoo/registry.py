@@ -36,6 +36,7 @@ class Entry:
     ref: str = ""
     note: str = ""
     advice: tuple[str, ...] = ()
+    witness: Callable[[type], bool] | None = None
     subject_kwargs: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -49,16 +50,25 @@ CORRECT: list[Entry] = []
 
 
 def broken(
-    *, group: str, ref: str = "", note: str = "", parent: type | None = None, **subject_kwargs: Any
+    *,
+    group: str,
+    ref: str = "",
+    note: str = "",
+    parent: type | None = None,
+    witness: Callable[[type], bool] | None = None,
+    **subject_kwargs: Any,
 ) -> Callable[[Cls], Cls]:
-    """Register a broken class. Its one-line docstring is the defect; `ref` a public report ("ao#1078")."""
+    """Register a broken class. Its one-line docstring is the defect; `ref` a public report ("ao#1078").
+
+    `witness` shows the defect: true on the class, false on its parent. Without it, witnesses.py has one of that name.
+    """
     if group not in GROUPS:
         raise ValueError(f"unknown group {group!r}: one of {', '.join(GROUPS)}")
 
     def register(cls: Cls) -> Cls:
         base = parent or cls.__mro__[1]
         kwargs = {**_inherited_kwargs(base), **subject_kwargs}
-        BROKEN.append(Entry(cls.__name__, cls, base, group, _first_line(cls), ref, note, (), kwargs))
+        BROKEN.append(Entry(cls.__name__, cls, base, group, _first_line(cls), ref, note, (), witness, kwargs))
         return cls
 
     return register
@@ -71,7 +81,7 @@ def correct(*, note: str = "", advice: tuple[str, ...] = (), **subject_kwargs: A
     """
 
     def register(cls: Cls) -> Cls:
-        entry = Entry(cls.__name__, cls, None, "", _first_line(cls), "", note, advice, subject_kwargs)
+        entry = Entry(cls.__name__, cls, None, "", _first_line(cls), "", note, advice, None, subject_kwargs)
         CORRECT.append(entry)
         return cls
 

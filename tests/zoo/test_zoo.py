@@ -14,12 +14,12 @@ SHOWN = [entry for entry in BROKEN if entry.group != "isolation"]  # a killer ca
 
 @pytest.mark.parametrize("entry", SHOWN, ids=lambda entry: entry.name)
 def test_defect_shows(entry):
-    assert WITNESSES[entry.name](entry.cls)
+    assert (entry.witness or WITNESSES[entry.name])(entry.cls)
 
 
 @pytest.mark.parametrize("entry", SHOWN, ids=lambda entry: entry.name)
 def test_parent_is_right(entry):
-    assert not WITNESSES[entry.name](entry.parent)
+    assert not (entry.witness or WITNESSES[entry.name])(entry.parent)
 
 
 @pytest.mark.parametrize("entry", CORRECT + BROKEN, ids=lambda entry: entry.name)
