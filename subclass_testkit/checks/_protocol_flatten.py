@@ -229,6 +229,7 @@ class FlattenChecks(CheckGroup):
             "names = o.__tensor_flatten__()[0]\nr = type(w).__tensor_unflatten__({n: getattr(o, n) for n in names}, ctx, w.size(), w.stride())"
         )
         likely = "the context leaves out, or doesn't compare, an attribute that the two differ in."
+        script.note("if not (o.__tensor_flatten__()[1] == ctx): raise SystemExit  # told apart")
         script.expect(
             "r.dtype == o.dtype",
             f"w and {label} have equal contexts {{ctx!r:.80}}; rebuilt with w's, the dtype is {{r.dtype}}, not {{o.dtype}}.",

@@ -87,7 +87,7 @@ class ReportChecks(CheckGroup):
                 script.fail(
                     f"{path} is a tensor{when}, and not among the flattened names {sorted(listed)}.",
                     kind="hidden",
-                    assertion=f"assert {name!r} in w.__tensor_flatten__()[0]",
+                    assertion=f"assert {name!r} not in vars(w) or {name!r} in w.__tensor_flatten__()[0]",
                 )
 
     @check(

@@ -127,19 +127,21 @@ class CheckGroup(BoundedGroup):
             coarsest = want if requantized is True else execute(str(requantized), dict(script.ns))
             bound = self._requantized(script, got, coarsest, bound)
         found, item, worst = self._difference(got, actual, want, bound, label)
+        changes = {name: change for name, snapshot in before.items() if (change := snapshot.changes(tensors[name]))}
         if found:
             found.likely = self._diagnose(script, operation, suspects or {}, actual, want, got, bound) or likely
+            if changes:  # then the oracle must run first
+                script.note(f"want = {call_want}")
+                call_want = "want"
+                also = "; ".join(f"it changed its operand {name}: {change}" for name, change in changes.items())
+                found.likely = f"{found.likely} {also}.".strip()
             found.reproduction = script.text(assertion(found, call_got + item, call_want + item, worst))
             raise CheckFailed(found)
-        for name, snapshot in before.items():
-            change = snapshot.changes(tensors[name])
-            if change:
-                state = f"repr({name}.__tensor_flatten__()[1])" if "context" in change else f"plain({name}).tolist()"
-                script.note(f"before = {state}\n_ = {call_got}")
-                end = f"assert {state} == before, 'changed'"
-                raise CheckFailed(
-                    Finding("mutated", f"{label} changed its operand {name}: {change}.", likely, script.text(end))
-                )
+        for name, change in changes.items():
+            state = f"repr({name}.__tensor_flatten__()[1])" if "context" in change else f"plain({name}).tolist()"
+            script.note(f"before = {state}\n_ = {call_got}")
+            end = f"assert {state} == before, 'changed'"
+            raise CheckFailed(Finding("mutated", f"{label} changed its operand {name}: {change}.", likely, script.text(end)))
         return got
 
     def refuses_or_raises(self, script: Script, source: str, message: str) -> BaseException:
