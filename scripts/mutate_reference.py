@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -354,9 +354,9 @@ def run_all(arguments: argparse.Namespace) -> None:
     folder = Path(arguments.results + ".baseline")
     folder.mkdir(exist_ok=True)
     subjects = sorted({s for m in chosen for s in subjects_of[m["file"]]})
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        usual = dict(zip(subjects, pool.map(functools.partial(baseline, folder=folder), subjects), strict=True))
     fork = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(arguments.jobs, fork) as pool:
+        usual = dict(zip(subjects, pool.map(functools.partial(baseline, folder=folder), subjects), strict=True))
     shares = [chosen[job :: arguments.jobs] for job in range(arguments.jobs)]
     workers = [fork.Process(target=work_through, args=(share, usual, order, results)) for share in shares]
     for worker in workers:

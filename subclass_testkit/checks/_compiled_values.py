@@ -113,6 +113,8 @@ class CompiledValueChecks(FakeGroup):
             at_zero = {"w[8:16]": d[0:8], "w[:, 8:16]": d[:, 0:8], "w[3]": d[0], "w.chunk(2)[1]": d.chunk(2)[0]}
         except Exception:
             return ""
+        if got.dtype != want.dtype:
+            return "the dtype isn't in the flatten context, or __tensor_unflatten__ ignores it."
         if oracle.same_bits(got, d) and not oracle.same_bits(want, d):
             return "the result equals the whole tensor: the view was lost on the way out of the graph."
         if text in at_zero and oracle.same_bits(got, at_zero[text]):

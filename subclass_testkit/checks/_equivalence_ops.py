@@ -105,6 +105,8 @@ LOOKUPS = (
     "F.embedding(i, w)",
     "F.embedding(input=i, weight=w)",
     "F.embedding(i[None], w)",
+    "F.embedding(torch.tensor([[1, 2, 3], [0, 3, 1]]), w)",
+    "w[torch.tensor([[1, 2, 3], [0, 3, 1]])]",
     "F.embedding(i, w, padding_idx=0)",
     "F.embedding(i, w, padding_idx=-1)",
     "F.embedding(i[:0], w)",

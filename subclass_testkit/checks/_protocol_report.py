@@ -79,6 +79,23 @@ class ReportChecks(CheckGroup):
             return
         self._hidden(script, " after a linear")
 
+    @check(
+        level="preview",
+        axes="one",
+        needs=("wrapper",),
+        why="an attribute hides the method of the same name from every caller: w.t() or w.data is then another thing",
+        fix="give the inner tensor a name that torch.Tensor doesn't have (qdata, scale)",
+    )
+    def test_inner_names_hide_no_method(self) -> None:
+        """No inner tensor has the name of an attribute or method of torch.Tensor."""
+        script = self.script()
+        script.run("names = w.__tensor_flatten__()[0]")
+        script.expect(
+            "not set(names) & set(dir(torch.Tensor))",
+            "the inner tensors {sorted(set(names) & set(dir(torch.Tensor)))} hide what torch.Tensor has under that name.",
+            kind="hidden",
+        )
+
     def _hidden(self, script: Script, when: str) -> None:
         listed = set(script["w"].__tensor_flatten__()[0])
         for name, value in vars(script["w"]).items():

@@ -203,8 +203,8 @@ def _explain(
 
 def _no_op_story(label: str) -> str:
     if "foreach" in label or "fused" in label:
-        return "these operators pass lists of tensors: the handler looks at top-level arguments only, and works on copies."
-    return "the operation ran on a dequantized copy, and its result was never written back into the inner tensors."
+        return "these operators pass lists: an item of the list that is of the class was updated in a copy, or passed over."
+    return "nothing reached the inner tensors: the operation ran on a copy, or replaced the inner tensors by others."
 
 
 def _guesses(b: torch.Tensor, w: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, torch.Tensor, str]]:

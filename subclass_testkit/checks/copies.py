@@ -142,13 +142,31 @@ class CopyTests(SerializationChecks, CloneChecks):
         """The recipe with another source: ``make(source)`` in the subject's own words."""
         return re.sub(r"\bhp\b", source if source.isidentifier() else f"({source})", (subject or self.subject).make_text)
 
-    def _write(self, script: Script, operation: str, full: str, label: str = "") -> None:
+    @over(
+        *(
+            (f"{write} under {mode}", write, full, f"torch.{mode}()")
+            for mode in ("inference_mode", "enable_grad")
+            for write, full in (("w.copy_(source)", "source"), ("w.mul_(-1)", "d * -1"), ("w.zero_()", "torch.zeros_like(d)"))
+        )
+    )
+    @check(
+        axes="variant",
+        why="servers load and merge weights under inference_mode: a write that does nothing there keeps the old model, without an error",
+        fix="handle in-place operators alike in every mode",
+    )
+    def test_write_in_mode(self, name: str, write: str, full: str, mode: str) -> None:
+        """A write does the same under inference_mode, and where gradients are recorded, as under no_grad; or it is refused."""
+        script = self.script(source=self.source())
+        script.run(f"full = {full}")
+        self._write(script, write, "full", f"{write} under {mode}", mode=mode)
+
+    def _write(self, script: Script, operation: str, full: str, label: str = "", *, mode: str = "torch.no_grad()") -> None:
         """Run a write, which must leave in ``w`` the values of ``full`` as far as its format can hold them, or change nothing."""
         label = label or operation
         before = oracle.Snapshot.of(script["w"])
         bound = self._writing_bound(script, script[full])
         try:
-            script.run(f"with torch.no_grad():\n    r = {operation}")
+            script.run(f"with {mode}:\n    r = {operation}")
         except Refused:
             change = before.changes(script["w"])
             if change:

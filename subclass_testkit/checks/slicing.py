@@ -33,6 +33,10 @@ _WINDOWS = (
     "w.unsqueeze(0)",
     "w.unbind()[2]",
     "w.transpose(0, 1)",
+    "w[:, 2]",
+    "w.select(-1, 5)",
+    "w[:, ::2]",
+    "w.t()[2]",
 )
 
 _UPDATED = ("w[8:16]", "w.t()", "w[:, 8:16]", "w.detach()")
