@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from tests.zoo.correct.lossless import Lossless
 from tests.zoo.correct.row_int8 import RowInt8
 from tests.zoo.registry import broken
-from tests.zoo.witness_tools import differs, matrix, same, source
+from tests.zoo.witness_tools import differs, matrix, same, source, write_differs
 
 
 @broken(
@@ -135,3 +135,108 @@ class ScalesCompareEqual(Lossless):
 
     def write(self, hp):
         super().write(hp / (float(self.tag) or 1.0))
+
+
+@broken(
+    group="equivalence",
+    note="another kernel from 65 rows on",
+    witness=differs(lambda w: F.linear(matrix(70), w, torch.arange(6.0))),
+)
+class ManyRowsWithoutBias(RowInt8):
+    """linear of more than 64 rows takes a kernel that leaves out the bias."""
+
+    @classmethod
+    def linear_forward(cls, x, w, bias):
+        many = x.reshape(-1, x.shape[-1]).shape[0] > 64
+        return super().linear_forward(x, w, None if many else bias)
+
+
+def _columns_are_lost(cls):
+    w, x = cls.from_hp(source(6, 300)), matrix(4, 300)
+    return not same(F.linear(x, w), F.linear(x, w.dequantize()), 1e-4)
+
+
+@broken(group="equivalence", witness=_columns_are_lost)
+class TilesOf256Columns(RowInt8):
+    """linear multiplies one tile of 256 columns, and drops what is left over."""
+
+    @classmethod
+    def linear_forward(cls, x, w, bias):
+        return F.linear(x[..., :256], w.values()[:, :256], bias)
+
+
+@broken(group="equivalence", witness=differs(lambda w: F.embedding(torch.tensor([[1, 2, 3], [0, 3, 1]]), w)))
+class TwoDimensionalLookupScrambled(RowInt8):
+    """embedding with two-dimensional indices gathers the scales in transposed order."""
+
+    @classmethod
+    def op_embedding(cls, func, w, indices, *options):
+        if indices.dim() != 2:
+            return cls.fallback(func, (w, indices, *options), {})
+        order = indices.t().reshape(indices.shape)
+        return func(w.qdata.float(), indices, *options) * func(w.scale, order, *options)
+
+
+def _write_in_inference_mode_is_lost(cls):
+    w = cls.from_hp(source())
+    with torch.inference_mode():
+        w.copy_(source().flip(0))
+    return not same(w, source().flip(0), 0.05)
+
+
+@broken(group="copies", witness=_write_in_inference_mode_is_lost)
+class InferenceWriteIsNoOp(RowInt8):
+    """copy_ under inference_mode changes nothing."""
+
+    @classmethod
+    def op_copy_(cls, func, w, src, non_blocking):
+        if torch.is_inference_mode_enabled() and isinstance(w, cls):
+            return w
+        return super().op_copy_(func, w, src, non_blocking)
+
+
+@broken(
+    group="gradients",
+    witness=lambda cls: not torch.nn.Parameter(cls.from_hp(source())).t().contiguous().requires_grad,
+)
+class ContiguousDetaches(RowInt8):
+    """contiguous() of a transposed tensor makes a new one, without a graph."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.contiguous and not args[0].is_contiguous():
+            with torch.no_grad():
+                return super().__torch_function__(func, types, args, kwargs or {})
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@broken(group="slicing", witness=write_differs(lambda w: w[:, 2], value=0.0))
+class SelectedColumnCopies(RowInt8):
+    """A column (select along the last dim) is a copy: what is written into it is lost."""
+
+    @classmethod
+    def op_select(cls, func, w, dim, index):
+        out = super().op_select(func, w, dim, index)
+        if dim % w.dim() != w.dim() - 1:
+            return out
+        copy = out.map_inner(torch.clone)
+        copy.group = copy.sharing()  # so that it may be written to
+        return copy
+
+
+def _half_overflows_without_grad(cls):
+    x, w = matrix().abs().half() * 100, cls.from_hp(source().abs().half() + 1)
+    with torch.no_grad():
+        return not F.linear(x, w).isfinite().all()
+
+
+@broken(group="equivalence", witness=_half_overflows_without_grad)
+class ScalesAfterTheSum(RowInt8):
+    """Under no_grad, a float16 linear sums activations times codes, and scales the sum: it overflows."""
+
+    @classmethod
+    def fn_linear(cls, input, weight, bias=None):
+        if torch.is_grad_enabled() or input.dtype != torch.float16 or not isinstance(weight, cls) or weight.scale.dim() != 2:
+            return super().fn_linear(input, weight, bias)
+        out = F.linear(input, weight.qdata.half()) * weight.scale.half().t()
+        return out if bias is None else out + bias
