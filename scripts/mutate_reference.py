@@ -403,23 +403,26 @@ def report(arguments: argparse.Namespace) -> None:
         "",
         "",
         "A mutant that makes the class refuse more than before, and wrong nowhere, isn't caught by design: a refusal is fine unless a "
-        "claim requires the operation. Those are counted apart.",
+        "claim requires the operation. Those are counted apart, and so are those in lines that no check of the classes that were run "
+        "executes.",
         "",
-        "| file | mutants | caught | refuses more | survived | of these equivalent | caught of the rest |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| file | mutants | not executed | caught | refuses more | survived | of these equivalent | caught of the rest |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name in [*files, "total"]:
         mine = [r for r in rows if name in (r["file"], "total")]
+        unreached = sum(r.get("instances") == 0 for r in mine)
         refuses = sum("refuses" in r for r in mine)
-        survived = [r for r in mine if not r["killed"] and "refuses" not in r]
+        survived = [r for r in mine if not r["killed"] and "refuses" not in r and r.get("instances") != 0]
         same = [r for r in survived if r["key"] in reasons]
-        caught = len(mine) - len(survived) - refuses
-        share = f"{100 * caught / max(len(mine) - len(same) - refuses, 1):.0f}%"
-        lines.append(f"| {name} | {len(mine)} | {caught} | {refuses} | {len(survived)} | {len(same)} | {share} |")
+        caught = sum(bool(r["killed"]) for r in mine)
+        share = f"{100 * caught / max(caught + len(survived) - len(same), 1):.0f}%"
+        lines.append(f"| {name} | {len(mine)} | {unreached} | {caught} | {refuses} | {len(survived)} | {len(same)} | {share} |")
     killers = Counter(r["killed"] for r in rows if r["killed"])
     lines += ["", "## What survived", ""]
     for row in (r for r in rows if not r["killed"]):
         more = f"refuses {row['refuses']} instances more" if "refuses" in row else "**not caught**"
+        more = "not executed" if row.get("instances") == 0 else more
         why = reasons.get(row["key"]) or more
         lines.append(f"- `{row['key']}` (line {row['line']}): {why}")
     lines += ["", "## What caught most", "", *(f"- {name}: {count}" for name, count in killers.most_common(15))]
