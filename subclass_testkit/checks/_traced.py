@@ -49,8 +49,9 @@ class TracedGroup(CheckGroup):
         magnitude = execute(formula, ns)
         extra = None
         if self.case.rounding and isinstance(ns.get("x"), torch.Tensor):
-            for name in ("x", "w"):
-                ns[name] = ns[name] + self.case.rounding.step(name, ns[name])
+            for name in ("x", "w", "v", "other"):
+                if isinstance(ns.get(name), torch.Tensor):
+                    ns[name] = ns[name] + self.case.rounding.step("x" if name == "x" else "w", ns[name])
             extra = execute(formula, ns) - magnitude
         length = max(self.in_features, self.out_features)
         return oracle.multilinear_bound(magnitude, dtype, length, extra)
